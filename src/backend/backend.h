@@ -118,8 +118,8 @@ enum uly_status uly_swiglu_bwd(struct uly_backend *be, struct uly_tensor gate, s
                                struct uly_tensor dup);
 
 /* x[i] = table[ids[i]]; ids: [s] int32 in [0, V), table: [V, E] model, x: [s, E] model. */
-enum uly_status uly_embed_fwd(struct uly_backend *be, struct uly_tensor ids, struct uly_tensor table,
-                              struct uly_tensor x);
+enum uly_status uly_embed_fwd(struct uly_backend *be, struct uly_tensor ids,
+                              struct uly_tensor table, struct uly_tensor x);
 /* dtable[ids[i]] += dx[i], rows in rising i; dtable: [V, E] acc. */
 enum uly_status uly_embed_bwd(struct uly_backend *be, struct uly_tensor ids, struct uly_tensor dx,
                               struct uly_tensor dtable);
@@ -185,7 +185,8 @@ struct uly_attention_fwd_args {
     int64_t q_first, k_first;
     double scale;
 };
-enum uly_status uly_attention_fwd(struct uly_backend *be, const struct uly_attention_fwd_args *args);
+enum uly_status uly_attention_fwd(struct uly_backend *be,
+                                  const struct uly_attention_fwd_args *args);
 
 /* From the global LSE and delta = rowsum(do * o): with p = exp(scale q k' - lse), ds = p * (do v' - delta) * scale:
  *   dq += ds k,  dk += ds' q,  dv += p' do      (all three are ADDED to; acc)
@@ -199,7 +200,8 @@ struct uly_attention_bwd_args {
     int64_t q_first, k_first;
     double scale;
 };
-enum uly_status uly_attention_bwd(struct uly_backend *be, const struct uly_attention_bwd_args *args);
+enum uly_status uly_attention_bwd(struct uly_backend *be,
+                                  const struct uly_attention_bwd_args *args);
 
 /* ------------------------------------------------------------------ loss, optimizer */
 
@@ -212,7 +214,8 @@ struct uly_cross_entropy_args {
     struct uly_tensor logits, labels, loss, dlogits;
     double factor;
 };
-enum uly_status uly_cross_entropy(struct uly_backend *be, const struct uly_cross_entropy_args *args);
+enum uly_status uly_cross_entropy(struct uly_backend *be,
+                                  const struct uly_cross_entropy_args *args);
 
 /* AdamW as in PyTorch (Loshchilov and Hutter 2019), one pass; step counts from 1; g = grad * grad_factor:
  *   p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;

@@ -9,7 +9,8 @@
 #include "backend/backend.h"
 
 struct uly_backend_ops {
-    void (*destroy)(struct uly_backend *be); /* frees be->impl; the object itself is freed by the wrapper */
+    void (*destroy)(
+        struct uly_backend *be); /* frees be->impl; the object itself is freed by the wrapper */
     enum uly_status (*write)(struct uly_backend *be, struct uly_tensor t, const void *host);
     enum uly_status (*read)(struct uly_backend *be, struct uly_tensor t, void *host);
     enum uly_status (*fill)(struct uly_backend *be, struct uly_tensor t, double value);

@@ -22,8 +22,8 @@ static struct words philox(struct words c, uint32_t key0, uint32_t key1)
 
 static struct words draw(uint64_t seed, uint64_t stream, uint64_t index)
 {
-    struct words c = {{(uint32_t)index, (uint32_t)(index >> 32), (uint32_t)stream,
-                       (uint32_t)(stream >> 32)}};
+    struct words c = {
+        {(uint32_t)index, (uint32_t)(index >> 32), (uint32_t)stream, (uint32_t)(stream >> 32)}};
     return philox(c, (uint32_t)seed, (uint32_t)(seed >> 32));
 }
 

@@ -18,7 +18,7 @@ struct uly_tensor {
     enum uly_dtype dtype;
     int n_dim;                  /* 1 to 3 */
     int64_t shape[ULY_MAX_DIM]; /* slowest dimension first; unused ones are 1 */
-    int64_t stride;             /* elements between neighbours in dimension 0; dimensions 1 and 2 are dense */
+    int64_t stride; /* elements between neighbours in dimension 0; dimensions 1 and 2 are dense */
 };
 
 /* Makes a dense tensor of shape [d0], [d0, d1] or [d0, d1, d2] (n_dim 1 to 3) in the arena and enters it in the size

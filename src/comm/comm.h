@@ -126,11 +126,12 @@ enum uly_status uly_comm_check_same(struct uly_comm *comm, const char *what, int
 /* ------------------------------------------------------------------ counters */
 
 struct uly_comm_counters {
-    int64_t bytes;      /* sent to other ranks since the last reset, payload only */
-    int64_t exchanges;  /* exchanges entered */
-    double seconds;     /* spent inside start, wait and the collectives */
+    int64_t bytes;     /* sent to other ranks since the last reset, payload only */
+    int64_t exchanges; /* exchanges entered */
+    double seconds;    /* spent inside start, wait and the collectives */
 };
-struct uly_comm_counters uly_comm_counters(const struct uly_comm *comm); /* splits count for themselves */
+struct uly_comm_counters
+uly_comm_counters(const struct uly_comm *comm); /* splits count for themselves */
 void uly_comm_reset_counters(struct uly_comm *comm);
 
 #endif
