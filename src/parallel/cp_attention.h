@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Context-parallel attention: one stage loop, forward and backward, over the ranks that share a
+ * sequence.
+ *
+ * A stage is a few query heads of every rank. Its rows come from a source, token tile by token
+ * tile, straight into the send block of the rank that owns the head; an exchange turns token shards
+ * into whole sequences of the owned heads; attention runs over the whole sequence; a second
+ * exchange brings the output home, where a sink takes it tile by tile. The source and sink are the
+ * only difference between the fused sublayer of a model and plain q, k, v tensors. Full-width q, k,
+ * v never exist. (ring_size is 1 so far: keys and values do not travel.)
+ *
+ * What lies where, with s tokens on this rank, S in all, D head size:
+ *   token side  a block per (head, owner): [s, D], in the order of the stage's list: rank 0's
+ * heads, rank 1's, ... head side   a block per own head: [S, D] in sequence order; kv head h lies
+ * in slot h % n_slots while it is resident On one ulysses rank both sides are the same memory and
+ * nothing is exchanged.
+ *
+ * Live in a stage: forward q, k, v, o (head side), q, k, v on the token side until sent; the output
+ * comes home into the token side of q. Backward also dO, delta, dQ (acc), dK, dV (acc, while
+ * resident); dq comes home into the token side of q. LSE [owned heads, S] is the caller's: it
+ * passes from a forward to its backward and stays on the head side.
+ */
+#ifndef ULY_PARALLEL_CP_ATTENTION_H
+#define ULY_PARALLEL_CP_ATTENTION_H
+
+#include "parallel/heads.h"
+#include "parallel/mesh.h"
+
+/* Heads of one kind that a stage moves, in the order of their blocks on the token side. */
+struct uly_head_entries {
+    int n;
+    const int *head;  /* [n] global head; a kv head stands once per rank that needs it */
+    const int *first; /* [Pu + 1] entries of rank r are first[r] ... first[r + 1] - 1 */
+    int n_runs;       /* the distinct heads as rising contiguous runs */
+    const struct uly_head_range *runs; /* [n_runs] */
+    int n_distinct;
+    const int *place; /* [n] index of the entry's head among the distinct ones */
+};
+
+struct uly_stage {
+    int index;
+    struct uly_head_entries q, kv_new, kv_done;
+};
+
+/* Rows [row, row + count) of this rank's shard, for the entries of a stage. Views are [count,
+ * entries, D]. */
+struct uly_cp_source {
+    void *context;
+    /* Fills q (entries stage->q), k and v (entries stage->kv_new), ready for the product: biased,
+     * normed, roped. */
+    enum uly_status (*qkv)(void *context, const struct uly_stage *stage, int64_t row, int64_t count,
+                           const struct uly_heads *q, const struct uly_heads *k,
+                           const struct uly_heads *v);
+    /* Backward: fills dO and delta = rowsum(dO * O) (acc, dim 1) of the stage's q entries. */
+    enum uly_status (*d_out)(void *context, const struct uly_stage *stage, int64_t row,
+                             int64_t count, const struct uly_heads *d_o,
+                             const struct uly_heads *delta);
+};
+
+struct uly_cp_sink {
+    void *context;
+    /* Forward: takes the output of the stage's q entries. */
+    enum uly_status (*out)(void *context, const struct uly_stage *stage, int64_t row, int64_t count,
+                           const struct uly_heads *o);
+    /* Backward: takes dq of the stage's q entries (model dtype). */
+    enum uly_status (*dq)(void *context, const struct uly_stage *stage, int64_t row, int64_t count,
+                          const struct uly_heads *dq);
+    /* Backward: ADDS dk, dv of the entries stage->kv_done to what it holds; a head may come once
+     * per rank that used it, in this stage or another. acc where heads are shared between ranks
+     * (plan.shared_kv), else model dtype. */
+    enum uly_status (*dkv)(void *context, const struct uly_stage *stage, int64_t row, int64_t count,
+                           const struct uly_heads *dk, const struct uly_heads *dv);
+};
+
+struct uly_cp_options {
+    int H, K, D;
+    int heads_per_stage; /* 0: all */
+    double scale;        /* of q k' */
+    enum uly_dtype model;
+    bool training;      /* backward buffers are made */
+    int64_t max_tokens; /* longest sequence */
+    int64_t token_tile; /* rows that a source or sink call gets at most */
+};
+
+struct uly_cp_attention;
+
+/* Makes all buffers in memory (measuring): head side in ACTIVATIONS, token side in COMM. mesh, be:
+ * borrowed. */
+enum uly_status uly_cp_create(const struct uly_cp_options *options, struct uly_mesh *mesh,
+                              struct uly_backend *be, struct uly_memory *memory,
+                              struct uly_cp_attention **out);
+void uly_cp_destroy(struct uly_cp_attention *cp); /* NULL is fine */
+
+const struct uly_head_plan *uly_cp_plan(const struct uly_cp_attention *cp);
+/* Query heads of this rank: the first dimension of LSE. */
+int uly_cp_owned_heads(const struct uly_cp_attention *cp);
+/* dtype of dk, dv at the sink. */
+enum uly_dtype uly_cp_dkv_dtype(const struct uly_cp_attention *cp);
+
+/* Collective over the mesh's ulysses ranks. mask: whole sequence, the same on all ranks, S <=
+ * max_tokens. lse: acc, at least [owned heads * S] elements, dense. */
+enum uly_status uly_cp_forward(struct uly_cp_attention *cp, const struct uly_mask *mask,
+                               const struct uly_cp_source *source, const struct uly_cp_sink *sink,
+                               struct uly_tensor lse);
+enum uly_status uly_cp_backward(struct uly_cp_attention *cp, const struct uly_mask *mask,
+                                const struct uly_cp_source *source, const struct uly_cp_sink *sink,
+                                struct uly_tensor lse);
+
+#endif
