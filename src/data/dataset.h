@@ -42,7 +42,7 @@ enum uly_over_length {
 typedef enum uly_status (*uly_encode_fn)(void *context, const char *text, int64_t bytes,
                                          int32_t **ids, int64_t *n);
 /* Bytes of all files done so far, of total. */
-typedef void (*uly_progress_fn)(void *context, int64_t done, int64_t total);
+typedef void (*uly_data_progress_fn)(void *context, int64_t done, int64_t total);
 
 struct uly_data_options {
     int64_t max_length;               /* tokens of a piece; at least 1, at least 2 to split */
@@ -52,7 +52,7 @@ struct uly_data_options {
     bool skip_bad_rows;               /* else the first is an error */
     uly_encode_fn encode;             /* NULL: no tokenizer, text rows are refused */
     void *encode_context;
-    uly_progress_fn progress; /* may be NULL */
+    uly_data_progress_fn progress; /* may be NULL */
     void *progress_context;
 };
 

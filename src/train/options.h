@@ -17,10 +17,9 @@
 #include "base/dtype.h"
 #include "base/options.h"
 #include "data/dataset.h"
-#include "model/config.h"
+#include "model/decoder.h"
 
 enum uly_method { ULY_METHOD_AUTO, ULY_METHOD_ULYSSES };
-enum uly_checkpointing { ULY_CHECKPOINTING_NONE, ULY_CHECKPOINTING_FULL };
 enum uly_bad_rows_choice { ULY_BAD_ROWS_ERROR, ULY_BAD_ROWS_SKIP };
 enum uly_sampling { ULY_SAMPLING_RANDOM, ULY_SAMPLING_SEQUENTIAL };
 enum uly_dtype_choice { ULY_DTYPE_CHOICE_F32, ULY_DTYPE_CHOICE_BF16 };
@@ -46,7 +45,7 @@ struct uly_train_options {
     /* numbers */
     int dtype, save_dtype;      /* enum uly_dtype_choice, uly_save_dtype_choice */
     int64_t zero_stage;         /* 0 */
-    int gradient_checkpointing; /* enum uly_checkpointing */
+    int gradient_checkpointing; /* enum uly_checkpointing of model/decoder.h */
     /* batch */
     int64_t max_length; /* 0: max_position_embeddings, until resolved */
     int64_t per_device_train_batch_size;
