@@ -58,8 +58,9 @@ enum uly_status uly_error_record(enum uly_status status, const char *file, int l
 void uly_error_frame(const char *file, int line, const char *function);
 _Noreturn void uly_bug(const char *file, int line, const char *function, const char *condition);
 
+/* The code is returned by name, not from the call, so that the compiler sees which returns are failures. */
 #define ULY_FAIL(status, ...)                                                                      \
-    return uly_error_record((status), __FILE__, __LINE__, __func__, __VA_ARGS__)
+    return ((void)uly_error_record((status), __FILE__, __LINE__, __func__, __VA_ARGS__), (status))
 
 #define ULY_FAIL_IF(condition, status, ...)                                                        \
     do {                                                                                           \
@@ -89,7 +90,8 @@ _Noreturn void uly_bug(const char *file, int line, const char *function, const c
 /* Records an error and goes to the cleanup label. */
 #define ULY_FAIL_GOTO(label, code, ...)                                                            \
     do {                                                                                           \
-        status = uly_error_record((code), __FILE__, __LINE__, __func__, __VA_ARGS__);              \
+        (void)uly_error_record((code), __FILE__, __LINE__, __func__, __VA_ARGS__);                 \
+        status = (code);                                                                           \
         goto label;                                                                                \
     } while (0)
 

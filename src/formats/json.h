@@ -37,6 +37,9 @@ enum uly_status uly_json_get_string(const json_t *object, const char *key, const
  * end, synced. */
 enum uly_status uly_json_write(const json_t *value, const char *path);
 
+/* Frees text from json_dumps (with jansson's own deallocator); NULL is fine. */
+void uly_json_text_free(char *text);
+
 /* "string", "integer", ... for messages. */
 const char *uly_json_type_text(const json_t *value);
 
