@@ -85,8 +85,7 @@ def check_sizes(code, out):
 
 
 def check_guard(path, text, out):
-    parts = re.sub(r"^(src|include/ulysses|tests)/", "", path)
-    word = re.sub(r"[^A-Za-z0-9]", "_", parts).upper()
+    word = re.sub(r"[^A-Za-z0-9]", "_", os.path.basename(path)).upper()
     found = re.search(r"^#ifndef (\w+)\n#define (\w+)$", text, re.M)
     if not found or found.group(1) != found.group(2):
         out(1, "no include guard")
@@ -122,7 +121,7 @@ def main():
             code = code_only(text)
             check_calls(path, code, out)
             check_sizes(code, out)
-        if path.endswith(".h"):
+        if path.endswith(".h") and not path.endswith(".inc.h"):
             check_guard(path, text, out)
     faults += check_format(code_files)
     print("\n".join(faults) if faults else "source: %d files as they should be" % len(code_files + scripts))
