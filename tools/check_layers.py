@@ -18,7 +18,7 @@ LIBRARIES = {
     "omp.h": ["base/", "backend/"],
     "immintrin.h": ["backend/cpu/", "base/"],
     "arm_neon.h": ["backend/cpu/", "base/"],
-    "jansson.h": ["formats/", "checkpoint/", "data/", "train/", "plan/", "cli/"],
+    "jansson.h": ["base/options_json.c", "formats/", "checkpoint/", "data/", "train/", "plan/", "cli/"],
     "pcre2.h": ["data/", "formats/"],
     "utf8proc.h": ["data/", "formats/"],
     "pthread.h": ["base/", "backend/", "comm/", "data/", "cli/"],

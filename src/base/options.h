@@ -6,12 +6,12 @@
  *
  *   struct uly_train_options values;
  *   struct uly_options options;
- *   ULY_TRY(uly_options_init(&options, &uly_train_table, &values));       defaults
- *   ULY_TRY_GOTO(uly_options_parse(&options, argc - 2, argv + 2), out);    config file, then the
- * command line if (options.help) uly_options_help(&uly_train_table, stdout);
+ *   ULY_TRY(uly_options_init(&options, table, &values));          defaults
+ *   ULY_TRY_GOTO(uly_options_parse(&options, argc, argv), out);   config file, command line
+ *   if (options.help)
+ *       uly_options_help(table, stdout);
  *   ...
- *   out: uly_options_clear(&options);                                     frees the strings in
- * values too
+ *   out: uly_options_clear(&options);                             strings in values too
  *
  * On the command line: --name value, --name=value; a hyphen and an underscore are the same; a bool
  * takes no value or true or false; a list takes values up to the next option and may be given
@@ -41,7 +41,7 @@ struct uly_strings { /* a list option's value; owned by the options */
     X(ULY_OPTION_STRING, char *, "a text")                                                         \
     X(ULY_OPTION_CHOICE, int, "one of the words")                                                  \
     X(ULY_OPTION_BYTES, int64_t, "a size such as 500MB, 80GiB or 4096")                            \
-    X(ULY_OPTION_SECONDS, double, "a time such as 90, 45s, 30m, 1.5h or 01:30:00")                 \
+    X(ULY_OPTION_SECONDS, double, "a time such as 90, 45s, 30m, 3h50m or 01:30:00")                \
     X(ULY_OPTION_LIST, struct uly_strings, "one or more values")
 
 enum uly_option_type {
@@ -99,6 +99,7 @@ struct uly_option_table {
         *foreign; /* names people bring from elsewhere; ends with a NULL name */
     const struct uly_option_answer *later; /* options of parts that are not there yet; the same */
     const char *config_file; /* name of the option that names a config file, or NULL */
+    bool foreign_in_page;    /* the Markdown page lists the foreign names */
 };
 
 enum uly_option_source { ULY_FROM_DEFAULT, ULY_FROM_FILE, ULY_FROM_COMMAND_LINE };

@@ -11,8 +11,8 @@
  *   uly_train_options_check(&values, false);             before there are ranks
  *   uly_train_options_resolve(&values, world, &config);  on every rank: what "auto" stands for
  */
-#ifndef ULY_TRAIN_OPTIONS_H
-#define ULY_TRAIN_OPTIONS_H
+#ifndef ULY_TRAIN_TRAIN_OPTIONS_H
+#define ULY_TRAIN_TRAIN_OPTIONS_H
 
 #include "base/dtype.h"
 #include "base/options.h"
@@ -29,6 +29,7 @@ enum uly_save_dtype_choice {
     ULY_SAVE_DTYPE_BF16,
     ULY_SAVE_DTYPE_F16
 };
+
 struct uly_train_options {
     /* files */
     char *model;      /* folder */
@@ -49,9 +50,8 @@ struct uly_train_options {
     /* batch */
     int64_t max_length; /* 0: max_position_embeddings, until resolved */
     int64_t per_device_train_batch_size;
-    int64_t gradient_accumulation_steps; /* after resolve: global_batch_size / (dp_size * rows a
-                                            micro-batch) */
-    int64_t global_batch_size;           /* rows a step; 0 until resolved */
+    int64_t gradient_accumulation_steps; /* 0 (not given) until resolved */
+    int64_t global_batch_size;           /* rows a step; 0 (not given) until resolved */
     int over_length;                     /* enum uly_over_length */
     int bad_rows, train_sampling_strategy;
     /* optimizer */
@@ -76,12 +76,16 @@ struct uly_train_options {
 const struct uly_option_table *uly_train_option_table(void);
 const struct uly_option_table *uly_eval_option_table(void);
 
-/* What contradicts itself whatever the ranks and the model are. ULY_ERR_USAGE with the options and
- * values. */
+/* Names from elsewhere and options of later parts, shared by both tables; they end with a NULL name. */
+extern const struct uly_option_answer uly_foreign_options[], uly_later_options[];
+
+/* What contradicts itself whatever the model is; the layout too where nproc is given. eval: the
+ * options came from the table of eval. ULY_ERR_USAGE with the options and values. */
 enum uly_status uly_train_options_check(const struct uly_train_options *options, bool eval);
 
 /* Fills in layout, method, max_length, accumulation and global batch, in place: dp_size * sp_size =
- * world, ring_size 1, ulysses_size = sp_size, method ulysses. threads is not touched where given; 0
+ * world, ring_size 1, ulysses_size = sp_size, method ulysses, heads_per_stage 0, global_batch_size =
+ * dp_size * per_device_train_batch_size * gradient_accumulation_steps. threads is not touched where given; 0
  * stays 0 (the command that starts the ranks knows the processors). The same result on every rank.
  * ULY_ERR_USAGE with the values and sizes that would work. */
 enum uly_status uly_train_options_resolve(struct uly_train_options *options, int world,
