@@ -5,10 +5,10 @@
  *   #define ULY_ATTENTION_TABLE uly_cpu_attention_avx2
  *   #define ULY_ATTENTION_NAME "avx2"
  *
- * Forward: lanes are queries. A panel of queries keeps its scaled q' (packed once), its running maximum, sum and o' and
- * meets the keys block by block:
+ * Forward: lanes are queries. A panel of queries keeps its q' (packed once), its running maximum, sum and o' and meets
+ * the keys block by block:
  *     s'[keys][LANES]  = K q'          K rows as they are,     q' packed over the head dimension
- *     p' = 2^(s' - max), in place      maximum and sum are vectors: nothing is reduced across lanes
+ *     p' = 2^(s' * c - max), in place  maximum and sum are vectors: nothing is reduced across lanes
  *     o'[dim][LANES]  += V' p'         V read by columns,      p' is the panel that is there
  * Backward: lanes are keys. A panel of keys keeps k' and v' (packed once), dk' and dv' and meets the queries block by block:
  *     s[queries][LANES]  = Q k'        p = 2^(s * scale - lse)
@@ -18,10 +18,12 @@
  *     dq[queries][dim]   = ds K        over all panels of the row at once; then added to the caller's
  * So no tile is ever transposed, and what is packed is packed once an item (forward) or once a row (backward).
  *
- * Numbers inside are base 2: scores are scaled by log2(e) as well. Mask classes of a panel and a block: hidden (skipped),
+ * Powers are of 2: c = scale * log2(e). s * c - m is one fused instruction, so that c's rounding only counts times the
+ * distance from the maximum (or the LSE), however large the scores are. Mask classes of a panel and a block: hidden (skipped),
  * whole (no test), edge (scores of hidden pairs become -inf, whose power is exactly 0). Where a block's visible part is a
  * smaller rectangle, only that is computed.
  */
+#include <float.h>
 #include <math.h>
 
 #include "backend/cpu/attention.h"
@@ -53,6 +55,16 @@ static void fill(float *p, int64_t n, float value)
         p[i] = value;
 }
 
+/* c is positive, so that a hidden score of -inf stays that; the scale's sign goes into the packed operand. */
+static float base2_scale(double scale)
+{
+    return fmaxf((float)fabs(scale * LOG2_E), FLT_MIN);
+}
+static float scale_sign(double scale)
+{
+    return scale < 0 ? -1.0f : 1.0f;
+}
+
 /* ------------------------------------------------------------------ forward */
 
 /* LANES queries of one head. Key numbers are local (row of the call's k). */
@@ -63,7 +75,7 @@ struct query_panel {
     int64_t
         lo[LANES]; /* first visible key of each query, rising; may be negative or beyond the keys */
     float *q, *o;  /* [dim][LANES] */
-    float m[LANES], l[LANES]; /* running maximum (base 2) and sum */
+    float m[LANES], l[LANES]; /* running maximum of s * c, and sum */
 };
 
 static void panel_init(const struct uly_attention_fwd_args *a, struct query_panel *p, float *rows)
@@ -80,7 +92,7 @@ static void panel_init(const struct uly_attention_fwd_args *a, struct query_pane
     p->first = max64(p->lo[0], 0);
     p->end = min64(p->row + p->rows + shift, a->k.rows);
     load_rows(&a->q, p->head, p->row, p->rows, rows);
-    pack_lanes(rows, p->rows, dim, (float)(a->scale * LOG2_E), p->q);
+    pack_lanes(rows, p->rows, dim, scale_sign(a->scale), p->q);
     memset(p->o, 0, (size_t)(dim * LANES) * sizeof *p->o);
 }
 
@@ -99,9 +111,10 @@ static void hide_forward(const struct query_panel *p, int64_t shift, int64_t key
     }
 }
 
-/* s[n][LANES] becomes 2^(s - maximum); the panel's maximum and sum move on, and its o' where a maximum grew. */
-static void softmax_step(struct query_panel *p, int64_t dim, int64_t n, float *s)
+/* s[n][LANES] becomes 2^(s * c - maximum); the panel's maximum and sum move on, and its o' where a maximum grew. */
+static void softmax_step(struct query_panel *p, int64_t dim, int64_t n, float scale2, float *s)
 {
+    const uly_vf c = uly_vf_set1(scale2);
     uly_vf top[VECTORS], sum[VECTORS], factor[VECTORS];
     int grew = 0;
     for (int v = 0; v < VECTORS; v++)
@@ -111,7 +124,7 @@ static void softmax_step(struct query_panel *p, int64_t dim, int64_t n, float *s
             top[v] = uly_vf_max(top[v], uly_vf_load(s + j * LANES + v * ULY_VEC_W));
     for (int v = 0; v < VECTORS; v++) {
         const uly_vf old = uly_vf_load(p->m + v * ULY_VEC_W);
-        top[v] = uly_vf_max(old, top[v]);
+        top[v] = uly_vf_max(old, top[v] * c);
         const uly_vi larger = top[v] > old;
         for (int i = 0; i < ULY_VEC_W; i++)
             grew |= larger[i];
@@ -129,7 +142,7 @@ static void softmax_step(struct query_panel *p, int64_t dim, int64_t n, float *s
             }
     for (int64_t j = 0; j < n; j++)
         for (int v = 0; v < VECTORS; v++) {
-            const uly_vf e = exp2_vector(uly_vf_load(s + j * LANES + v * ULY_VEC_W) - top[v]);
+            const uly_vf e = exp2_vector(uly_vf_load(s + j * LANES + v * ULY_VEC_W) * c - top[v]);
             sum[v] += e;
             uly_vf_store(s + j * LANES + v * ULY_VEC_W, e);
         }
@@ -156,6 +169,7 @@ static void forward_item(const struct uly_attention_fwd_args *a,
 {
     const int64_t dim = a->q.dim, shift = a->q_first - a->k_first;
     const int kv = a->kv_of[item->head];
+    const float scale2 = base2_scale(a->scale);
     struct query_panel panel[MAX_PANELS];
     float *k = scratch, *v = k + KEYS * dim, *s = v + KEYS * dim, *next = s + KEYS * LANES;
     int64_t first = a->k.rows, end = 0;
@@ -186,7 +200,7 @@ static void forward_item(const struct uly_attention_fwd_args *a,
                     (struct result){s, LANES, false});
             if (p->lo[LANES - 1] > from || p->row + shift < from + keys - 1)
                 hide_forward(p, shift, from, keys, s);
-            softmax_step(p, dim, keys, s);
+            softmax_step(p, dim, keys, scale2, s);
             product(dim, keys, LANES, (struct left){v + at, 1, dim}, s, LANES,
                     (struct result){p->o, LANES, true});
         }
@@ -211,9 +225,11 @@ struct key_row {
     float *ds;                /* [Q_BLOCK][ds_row] */
     float *dq;                /* [Q_BLOCK][dq_row] */
     int64_t ds_row, dq_row;
-    float lse[Q_BLOCK], delta[Q_BLOCK]; /* lse in base 2, delta times scale, both negated */
-    int64_t lo[Q_BLOCK];                /* first visible key of each query (local) */
-    bool blind[Q_BLOCK];                /* LSE is -inf */
+    float scale2;                          /* c */
+    float lse[Q_BLOCK], lse_rest[Q_BLOCK]; /* -lse * log2(e) in two parts; see load_queries */
+    float delta[Q_BLOCK];                  /* -delta * scale */
+    int64_t lo[Q_BLOCK];                   /* first visible key of each query (local) */
+    bool blind[Q_BLOCK];                   /* LSE is -inf */
     bool any_blind;
 };
 
@@ -244,7 +260,7 @@ static void key_row_init(const struct uly_attention_bwd_args *a, int kv, struct 
         load_rows(&a->v, kv, r->key + p * LANES, rows, lane_rows);
         pack_lanes(lane_rows, rows, dim, 1.0f, r->vd + p * LANES * dim);
         load_rows(&a->k, kv, r->key + p * LANES, rows, lane_rows);
-        pack_lanes(lane_rows, rows, dim, 1.0f, r->kd + p * LANES * dim);
+        pack_lanes(lane_rows, rows, dim, scale_sign(a->scale), r->kd + p * LANES * dim);
         memset(lane_rows + rows * dim, 0, (size_t)((LANES - rows) * dim) * sizeof *lane_rows);
         pack_steps(lane_rows, LANES, dim, r->width * LANES, r->kr + p * LANES * LANES);
     }
@@ -255,12 +271,17 @@ static void load_queries(const struct uly_attention_bwd_args *a, int h, int64_t 
 {
     load_rows(&a->q, h, row, rows, r->q);
     load_rows(&a->d_o, h, row, rows, r->d_o);
+    /* what the rounding of c does to a score, done to the LSE as well: their difference then keeps its digits */
+    const double exact = fabs(a->scale) * LOG2_E;
+    const double lse_scale = exact == 0 ? LOG2_E : LOG2_E * ((double)r->scale2 / exact);
     r->any_blind = false;
     for (int64_t i = 0; i < rows; i++) {
         const float lse = load_one(&a->lse, h, row + i);
         r->blind[i] = lse == -INFINITY;
         r->any_blind |= r->blind[i];
-        r->lse[i] = (float)(-(double)lse * LOG2_E);
+        const double lse2 = r->blind[i] ? 0.0 : -(double)lse * lse_scale;
+        r->lse[i] = (float)lse2;
+        r->lse_rest[i] = (float)(lse2 - (double)r->lse[i]);
         r->delta[i] = (float)(-(double)load_one(&a->delta, h, row + i) * a->scale);
         r->lo[i] = uly_mask_lo(a->mask, a->q_first + row + i) - a->k_first;
     }
@@ -280,16 +301,16 @@ static void hide_backward(const struct key_row *r, int64_t own, int64_t i, int64
     }
 }
 
-/* p[n][LANES] in place of the scores, ds in place of dp. A blind query's lse would make NaN of -inf: it is left out. */
+/* p[n][LANES] in place of the scores, ds in place of dp. */
 static void probabilities(const struct key_row *r, int64_t i, int64_t n, double scale, float *p,
                           float *ds)
 {
-    const uly_vf s2 = uly_vf_set1((float)(scale * LOG2_E)), s1 = uly_vf_set1((float)scale);
+    const uly_vf c = uly_vf_set1(r->scale2), s1 = uly_vf_set1((float)scale);
     for (int64_t j = 0; j < n; j++, p += LANES, ds += r->ds_row) {
-        const uly_vf lse = uly_vf_set1(r->blind[i + j] ? 0.0f : r->lse[i + j]);
+        const uly_vf lse = uly_vf_set1(r->lse[i + j]), rest = uly_vf_set1(r->lse_rest[i + j]);
         const uly_vf delta = uly_vf_set1(r->delta[i + j]);
         for (int v = 0; v < VECTORS; v++) {
-            const uly_vf e = exp2_vector(uly_vf_load(p + v * ULY_VEC_W) * s2 + lse);
+            const uly_vf e = exp2_vector((uly_vf_load(p + v * ULY_VEC_W) * c + lse) + rest);
             const uly_vf g = uly_vf_load(ds + v * ULY_VEC_W) * s1 + delta;
             uly_vf_store(p + v * ULY_VEC_W, e);
             uly_vf_store(ds + v * ULY_VEC_W, e * g);
@@ -372,6 +393,7 @@ static void backward_row(const struct uly_attention_bwd_args *a, int kv, int64_t
     if (first >= end)
         return;
     struct key_row r = {.key = key, .keys = keys};
+    r.scale2 = base2_scale(a->scale);
     key_row_init(a, kv, &r, scratch);
     for (int h = 0; h < a->q.n; h++) {
         if (a->kv_of[h] != kv)
