@@ -109,7 +109,7 @@ static double load(const unsigned char *p, enum uly_dtype dtype, int64_t i)
     case ULY_DTYPE_U8:
         return (double)*(const uint8_t *)at;
     }
-    return NAN;
+    return (double)NAN;
 }
 
 static void store(unsigned char *p, enum uly_dtype dtype, int64_t i, double x)
