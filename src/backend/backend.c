@@ -46,7 +46,7 @@ _Static_assert(sizeof(struct uly_backend_ops) == (0 OPS(X)) * sizeof(void (*)(vo
                "the list of operations must name every entry of the table");
 #undef X
 
-static enum uly_status check_complete(const struct uly_backend *be)
+enum uly_status uly_check_table(const struct uly_backend *be)
 {
 #define X(op)                                                                                      \
     ULY_FAIL_IF(!be->ops.op, ULY_ERR_INTERNAL, "backend %s lacks the operation " #op, be->name);
@@ -81,7 +81,7 @@ enum uly_status uly_backend_create(const char *name, int n_threads, struct uly_b
     ULY_TRY(ULY_ALLOC(&be, 1));
     be->n_threads = n_threads;
     ULY_TRY_GOTO(init_by_name(be, name), fail);
-    ULY_TRY_GOTO(check_complete(be), fail);
+    ULY_TRY_GOTO(uly_check_table(be), fail);
     *out = be;
     return ULY_OK;
 fail:

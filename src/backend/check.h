@@ -36,6 +36,9 @@ static inline unsigned uly_model_or_acc(enum uly_dtype model)
     return uly_bit(model) | uly_acc_bit(model);
 }
 
+/* ULY_ERR_INTERNAL where the backend lacks an operation (which is named) or a memory space. */
+enum uly_status uly_check_table(const struct uly_backend *be);
+
 /* Who is asking: passed through every check, for the message. */
 struct uly_check {
     const struct uly_backend *be;
