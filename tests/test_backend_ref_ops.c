@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The op matrix on cpu:ref itself: two runs agree bit for bit, nothing is written outside a tensor, no element of a result is
- * left out, in all three dtypes. (The same matrix judges the other backends; here it also shows that the driver runs.)
+ * The op matrix on cpu:ref itself, in all three dtypes: nothing is written outside a tensor, no element of a result is left
+ * out, nothing is allocated. (The same matrix judges the other backends.)
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,19 +15,19 @@
 static void test_float32(void **state)
 {
     (void)state;
-    op_cases_compare_threads("cpu:ref", 2, ULY_DTYPE_F32);
+    op_cases_run("cpu:ref", 1, ULY_DTYPE_F32);
 }
 
 static void test_bfloat16(void **state)
 {
     (void)state;
-    op_cases_compare_threads("cpu:ref", 2, ULY_DTYPE_BF16);
+    op_cases_run("cpu:ref", 1, ULY_DTYPE_BF16);
 }
 
 static void test_float64(void **state)
 {
     (void)state;
-    op_cases_compare_threads("cpu:ref", 2, ULY_DTYPE_F64);
+    op_cases_run("cpu:ref", 1, ULY_DTYPE_F64);
 }
 
 int main(void)

@@ -130,9 +130,9 @@ struct product {
     int64_t m, n, k, pad;
 };
 static const struct product products[] = {
-    {1, 1, 1, 0},     {3, 5, 7, 0},       {17, 64, 3, 1},  {64, 17, 65, 0},
-    {2, 129, 31, 3},  {5, 4, 0, 0},       {0, 4, 5, 0},    {4, 0, 5, 0},
-    {257, 65, 64, 0}, {256, 96, 130, 32}, {1, 300, 64, 0}, {513, 48, 80, 16},
+    {1, 1, 1, 0},    {3, 5, 7, 0},     {17, 64, 3, 1},    {64, 17, 65, 0},  {2, 129, 31, 3},
+    {5, 4, 0, 0},    {0, 4, 5, 0},     {4, 0, 5, 0},      {257, 33, 64, 0}, {256, 48, 66, 32},
+    {1, 300, 64, 0}, {33, 20, 300, 1}, {513, 16, 40, 16},
 };
 enum { N_PRODUCTS = sizeof products / sizeof *products };
 
@@ -365,26 +365,15 @@ static const struct attention_size attentions[] = {
     {7, 1, 32, 64, 0, 64, 0, 64, 0, 1, {0}, 1},
     {6, 2, 24, 257, 0, 257, 0, 257, 0, 4, {0, 1, 100, 193}, 1},
     {2, 2, 128, 131, 0, 131, 0, 131, 17, 2, {0, 64}, 1},
-    {3, 3, 80, 200, 70, 130, 0, 200, 0, 2, {0, 67}, 1}, /* the last query slice */
+    {2, 2, 80, 200, 70, 130, 0, 200, 0, 2, {0, 67}, 1}, /* the last query slice */
     {3, 1, 16, 300, 30, 100, 100, 150, 0, 1, {0}, 1},   /* queries 30-99 see no key of this call */
-    {2,
-     1,
-     96,
-     300,
-     200,
-     100,
-     10,
-     120,
-     64,
-     3,
-     {0, 90, 260},
-     1},                                        /* a window and documents that hide most of it */
-    {2, 1, 8, 40, 0, 9, 20, 20, 0, 1, {0}, 1},  /* nothing visible at all */
-    {2, 1, 8, 40, 0, 9, 0, 0, 0, 1, {0}, 1},    /* no keys */
-    {2, 2, 64, 40, 0, 0, 0, 40, 0, 1, {0}, 1},  /* no queries */
-    {2, 1, 64, 96, 0, 96, 0, 96, 1, 1, {0}, 1}, /* everybody sees itself alone */
-    {4, 2, 64, 150, 0, 150, 0, 150, 0, 1, {0}, 60}, /* scores of hundreds */
-    {2, 1, 40, 530, 3, 520, 1, 529, 100, 3, {0, 255, 257}, 1},
+    {2, 1, 96, 300, 200, 100, 10, 120, 64, 3, {0, 90, 260}, 1}, /* nearly all hidden */
+    {2, 1, 8, 40, 0, 9, 20, 20, 0, 1, {0}, 1},                  /* nothing visible at all */
+    {2, 1, 8, 40, 0, 9, 0, 0, 0, 1, {0}, 1},                    /* no keys */
+    {2, 2, 64, 40, 0, 0, 0, 40, 0, 1, {0}, 1},                  /* no queries */
+    {2, 1, 64, 96, 0, 96, 0, 96, 1, 1, {0}, 1},                 /* everybody sees itself alone */
+    {4, 2, 64, 150, 0, 150, 0, 150, 0, 1, {0}, 60},             /* scores of hundreds */
+    {1, 1, 24, 530, 3, 520, 1, 529, 100, 3, {0, 255, 257}, 1},
 };
 enum { N_ATTENTIONS = sizeof attentions / sizeof *attentions };
 
@@ -585,6 +574,31 @@ static void compare(int i, const char *first, int first_threads, const char *sec
     }
     bed_close(&got);
     bed_close(&wanted);
+}
+
+static void check_numbers(const struct bed *b, const char *name, int variant)
+{
+    for (int k = 0; k < b->n_outputs; k++) {
+        struct uly_tensor t = b->outputs[k].t;
+        for (int64_t i = 0; i < t.shape[0]; i++)
+            for (int64_t j = 0; j < uly_tensor_width(&t); j++)
+                if (isnan(bed_get(t, i, j)))
+                    fail_msg("%s, variant %d: %s[%lld, %lld] is not a number", name, variant,
+                             b->outputs[k].name, (long long)i, (long long)j);
+    }
+}
+
+void op_cases_run(const char *backend, int threads, enum uly_dtype model)
+{
+    struct bed b;
+    bed_open(&b, backend, threads);
+    for (int i = 0; i < op_cases_count(); i++) {
+        for (int variant = 0; variant < cases[i].n_variants; variant++) {
+            run_variant(&b, i, variant, model);
+            check_numbers(&b, cases[i].name, variant);
+        }
+    }
+    bed_close(&b);
 }
 
 void op_case_compare(int i, const char *backend, int threads, enum uly_dtype model)

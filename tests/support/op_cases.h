@@ -25,4 +25,7 @@ void op_case_compare_threads(int i, const char *backend, int threads, enum uly_d
 void op_cases_compare(const char *backend, int threads, enum uly_dtype model);
 void op_cases_compare_threads(const char *backend, int threads, enum uly_dtype model);
 
+/* All cases without a comparison: no byte outside a tensor is written, no element of a result is left out. */
+void op_cases_run(const char *backend, int threads, enum uly_dtype model);
+
 #endif
