@@ -101,10 +101,16 @@ ULY_VEC_INLINE uly_vi uly_vi_lanes(void) /* 0, 1, 2, ... */
 
 /* ------------------------------------------------------------------ arithmetic */
 
-/* a * b + c, fused where the hardware has it. */
+/* a * b + c, fused where the hardware has it; on x86-64 also in a build whose optimiser would not fuse it. */
 ULY_VEC_INLINE uly_vf uly_vf_fma(uly_vf a, uly_vf b, uly_vf c)
 {
+#if ULY_VEC_W == 16 && defined(__AVX512F__)
+    return (uly_vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif ULY_VEC_W == 8 && defined(__FMA__)
+    return (uly_vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
     return a * b + c;
+#endif
 }
 
 /* Lanes of a where the mask is set, of b elsewhere. */

@@ -142,7 +142,8 @@ static void softmax_step(struct query_panel *p, int64_t dim, int64_t n, float sc
             }
     for (int64_t j = 0; j < n; j++)
         for (int v = 0; v < VECTORS; v++) {
-            const uly_vf e = exp2_vector(uly_vf_load(s + j * LANES + v * ULY_VEC_W) * c - top[v]);
+            const uly_vf e =
+                exp2_vector(uly_vf_fma(uly_vf_load(s + j * LANES + v * ULY_VEC_W), c, -top[v]));
             sum[v] += e;
             uly_vf_store(s + j * LANES + v * ULY_VEC_W, e);
         }
@@ -310,7 +311,7 @@ static void probabilities(const struct key_row *r, int64_t i, int64_t n, double 
         const uly_vf lse = uly_vf_set1(r->lse[i + j]), rest = uly_vf_set1(r->lse_rest[i + j]);
         const uly_vf delta = uly_vf_set1(r->delta[i + j]);
         for (int v = 0; v < VECTORS; v++) {
-            const uly_vf e = exp2_vector((uly_vf_load(p + v * ULY_VEC_W) * c + lse) + rest);
+            const uly_vf e = exp2_vector(uly_vf_fma(uly_vf_load(p + v * ULY_VEC_W), c, lse) + rest);
             const uly_vf g = uly_vf_load(ds + v * ULY_VEC_W) * s1 + delta;
             uly_vf_store(p + v * ULY_VEC_W, e);
             uly_vf_store(ds + v * ULY_VEC_W, e * g);
