@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A small random model and a micro-batch, run over the ranks of a communicator: losses, loss sum and every gradient,
+ * summed over ranks, as plain arrays.
+ */
+#ifndef ULY_TESTS_MODEL_FIXTURE_H
+#define ULY_TESTS_MODEL_FIXTURE_H
+
+#include "model/decoder.h"
+
+struct model_case {
+    int H, K, D, layers;
+    int64_t E, F, V;
+    bool tied, qkv_bias, o_bias, mlp_bias, llama3;
+    const char *backend;
+    enum uly_dtype dtype;
+    enum uly_checkpointing checkpointing;
+    int heads_per_stage, token_tile, threads;
+    uint64_t seed;
+    /* the micro-batch */
+    int64_t S, n_docs;
+    const int64_t *starts;
+    const int32_t *ids, *labels;
+    /* weight `nudge_index` of parameter `nudge_param` gets this much more (finite differences) */
+    int nudge_param;
+    int64_t nudge_index;
+    double nudge;
+};
+
+struct model_result {
+    int n_params;
+    char (*names)[96]; /* [n_params] */
+    int64_t *first;    /* [n_params + 1] where each parameter's gradient lies */
+    double *grads;     /* all gradients end to end */
+    float *losses;     /* [S] per token */
+    double loss_sum;
+    int64_t n_valid;
+};
+
+/* Defaults of a case: float64 on cpu:ref, full checkpointing, no documents yet. */
+struct model_case model_case_small(int H, int K);
+
+/* Ids and labels with uneven masks for S tokens and documents; the caller frees both with free(). */
+void model_make_rows(int64_t S, int64_t V, const int64_t *starts, int64_t n_docs, uint64_t seed,
+                     int32_t **ids, int32_t **labels);
+
+/* Runs forward and backward with loss factor 1 / n_valid over `ranks` threads (sp = ranks). Fails the test on any error.
+ * with_grads false: forward only. The caller clears the result. */
+void model_run(const struct model_case *c, int ranks, bool with_grads, struct model_result *out);
+void model_result_clear(struct model_result *r);
+
+/* Worst difference between two results by design.md section 10's float32 rule, as a multiple of the allowed one: for each
+ * tensor, max difference over max(relative * its largest value, floor * the largest of all). Names the tensor. */
+double model_worst_gradient(const struct model_result *got, const struct model_result *want,
+                            double relative, double floor, const char **name);
+
+#endif
