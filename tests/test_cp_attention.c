@@ -34,7 +34,7 @@ static double error_of(const double *got, const double *want, int64_t n)
     double worst = 0, top = 1e-300;
     for (int64_t i = 0; i < n; i++) {
         if (isnan(got[i]))
-            return INFINITY;
+            return HUGE_VAL;
         worst = fmax(worst, fabs(got[i] - want[i]));
         top = fmax(top, fabs(want[i]));
     }

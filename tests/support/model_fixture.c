@@ -231,7 +231,7 @@ double model_worst_gradient(const struct model_result *got, const struct model_r
         for (int64_t i = want->first[p]; i < want->first[p + 1]; i++) {
             top = fmax(top, fabs(want->grads[i]));
             double d = fabs(got->grads[i] - want->grads[i]);
-            difference = isnan(d) ? INFINITY : fmax(difference, d);
+            difference = isnan(d) ? HUGE_VAL : fmax(difference, d);
         }
         double ratio = difference / fmax(relative * top, floor * top_of_all);
         if (ratio > worst) {
