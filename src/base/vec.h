@@ -47,7 +47,6 @@ typedef float uly_vf __attribute__((vector_size(4 * ULY_VEC_W)));
 typedef int32_t uly_vi __attribute__((vector_size(4 * ULY_VEC_W)));
 typedef uint32_t uly_vu __attribute__((vector_size(4 * ULY_VEC_W)));
 typedef uint16_t uly_vh __attribute__((vector_size(2 * ULY_VEC_W)));
-typedef double uly_vd __attribute__((vector_size(8 * ULY_VEC_W)));
 
 /* ------------------------------------------------------------------ memory */
 
@@ -198,22 +197,6 @@ ULY_VEC_INLINE float uly_vf_hmax(uly_vf v)
     return lane[0];
 }
 
-/* ------------------------------------------------------------------ doubles */
-
-ULY_VEC_INLINE uly_vd uly_vf_to_vd(uly_vf v)
-{
-    return __builtin_convertvector(v, uly_vd);
-}
-ULY_VEC_INLINE double uly_vd_sum(uly_vd v) /* by halves */
-{
-    double lane[ULY_VEC_W];
-    memcpy(lane, &v, sizeof v);
-    for (int n = ULY_VEC_W / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; i++)
-            lane[i] += lane[i + n];
-    return lane[0];
-}
-
 /* ------------------------------------------------------------------ bfloat16 */
 
 ULY_VEC_INLINE uly_vf uly_vf_load_bf16(const uint16_t *p)
@@ -250,6 +233,30 @@ ULY_VEC_INLINE void uly_vf_store_bf16_n(uint16_t *p, uly_vf v, int64_t n)
     uly_vf_store_bf16(lane, v);
     for (int64_t i = 0; i < n; i++)
         p[i] = lane[i];
+}
+
+/* ------------------------------------------------------------------ transposition */
+
+/* to[j * ld + i] = row_i[j], i and j below 4, whatever the width. */
+ULY_VEC_INLINE void uly_transpose_4x4(const float *row0, const float *row1, const float *row2,
+                                      const float *row3, float *to, int64_t ld)
+{
+#if defined(__SSE2__)
+    __m128 a = _mm_loadu_ps(row0), b = _mm_loadu_ps(row1);
+    __m128 c = _mm_loadu_ps(row2), d = _mm_loadu_ps(row3);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(to, a);
+    _mm_storeu_ps(to + ld, b);
+    _mm_storeu_ps(to + 2 * ld, c);
+    _mm_storeu_ps(to + 3 * ld, d);
+#else
+    for (int j = 0; j < 4; j++) {
+        to[j * ld] = row0[j];
+        to[j * ld + 1] = row1[j];
+        to[j * ld + 2] = row2[j];
+        to[j * ld + 3] = row3[j];
+    }
+#endif
 }
 
 /* ------------------------------------------------------------------ exp */

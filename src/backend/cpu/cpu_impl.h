@@ -20,16 +20,19 @@ enum {
 };
 
 struct uly_cpu_kernels;
+struct uly_cpu_attention_kernels;
 struct uly_cpu_matmul;
+struct uly_rms_stats;
 
 struct uly_cpu {
     const struct uly_cpu_kernels *kernels; /* static table of the chosen instruction set */
-    struct uly_backend_ops ref;            /* cpu:ref's table, for dtypes off the fast path */
-    struct uly_cpu_matmul *matmul;         /* owned */
-    void *scratch_block;                   /* owned; what uly_alloc gave */
-    unsigned char *scratch;                /* [n_threads][scratch_stride], aligned to 64 */
-    int64_t scratch_stride;                /* bytes of a thread's piece, a multiple of 64 */
-    float *row_stats;                      /* owned, [ULY_CPU_STAT_ROWS][2] */
+    const struct uly_cpu_attention_kernels *attention; /* of the same instruction set */
+    struct uly_backend_ops ref;      /* cpu:ref's table, for dtypes off the fast path */
+    struct uly_cpu_matmul *matmul;   /* owned */
+    void *scratch_block;             /* owned; what uly_alloc gave */
+    unsigned char *scratch;          /* [n_threads][scratch_stride], aligned to 64 */
+    int64_t scratch_stride;          /* bytes of a thread's piece, a multiple of 64 */
+    struct uly_rms_stats *row_stats; /* owned, [ULY_CPU_STAT_ROWS] */
 };
 
 enum { ULY_CPU_STAT_ROWS = 1024 }; /* rows whose statistics an operation keeps at a time */
