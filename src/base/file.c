@@ -157,6 +157,12 @@ void uly_file_unmap(struct uly_mapping *mapping)
     mapping->bytes = 0;
 }
 
+void uly_file_drop_pages(const struct uly_mapping *mapping)
+{
+    if (mapping->data) /* only advice: a failure changes nothing */
+        (void)madvise((void *)(uintptr_t)mapping->data, (size_t)mapping->bytes, MADV_DONTNEED);
+}
+
 /* ------------------------------------------------------------------ writing */
 
 /* Only what is ours to remove: never a device that somebody named as output. */
@@ -349,6 +355,17 @@ enum uly_status uly_folder_remove(const char *path)
     if (status == ULY_OK && rmdir(path) != 0 && errno != ENOENT)
         return system_failure(path, "remove", errno);
     return status;
+}
+
+void uly_folder_discard(const char *staging, const char *parent)
+{
+    enum uly_status status = uly_error_status();
+    char cause[2048];
+    snprintf(cause, sizeof cause, "%s", uly_error_message());
+    if (staging && uly_folder_remove(staging) != ULY_OK)
+        (void)uly_error_record(status, __FILE__, __LINE__, __func__, "%s", cause);
+    if (parent)
+        (void)rmdir(parent); /* refused by the system where it is not empty */
 }
 
 static int compare_names(const void *a, const void *b)

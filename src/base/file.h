@@ -46,6 +46,8 @@ struct uly_mapping {
 };
 enum uly_status uly_file_map(const char *path, struct uly_mapping *out);
 void uly_file_unmap(struct uly_mapping *mapping); /* a zeroed one is fine */
+/* Lets go of the pages read so far: they count as resident memory of this process otherwise. They stay readable. */
+void uly_file_drop_pages(const struct uly_mapping *mapping);
 
 /* Sequential writing through a buffer of its own. close syncs the file to disk; abort closes
  * without and removes it. */
@@ -68,6 +70,10 @@ enum uly_status uly_folder_create(const char *path, bool *made);
 enum uly_status uly_folder_sync(const char *path);
 /* Removes a folder with its files, one level deep (no sub-folders); a missing one is fine. */
 enum uly_status uly_folder_remove(const char *path);
+
+/* Clean-up after a failure: removes the folder and, with `parent`, that folder where it is empty. The calling thread's error
+ * record stays as it was. staging may be NULL. */
+void uly_folder_discard(const char *staging, const char *parent);
 
 /* Names in a folder, sorted by bytes, without "." and "..". */
 struct uly_names {

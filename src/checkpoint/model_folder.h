@@ -29,6 +29,8 @@ enum uly_status uly_model_folder_open(const char *path, struct uly_model_folder 
 void uly_model_folder_close(struct uly_model_folder *folder); /* NULL is fine */
 
 const struct uly_model_config *uly_model_folder_config(const struct uly_model_folder *folder);
+/* config.json as read, for writing it again; a view. */
+const struct uly_config_json *uly_model_folder_config_json(const struct uly_model_folder *folder);
 const char *uly_model_folder_path(const struct uly_model_folder *folder);
 int64_t uly_model_folder_weight_bytes(const struct uly_model_folder *folder); /* on disk */
 int uly_model_folder_shards(const struct uly_model_folder *folder);           /* files */

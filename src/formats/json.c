@@ -127,9 +127,9 @@ enum uly_status uly_json_get_string(const json_t *object, const char *key, const
     return ULY_OK;
 }
 
-enum uly_status uly_json_write(const json_t *value, const char *path)
+static enum uly_status write_text(const json_t *value, size_t flags, const char *path)
 {
-    char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY);
+    char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY | flags);
     ULY_FAIL_IF(!text, ULY_ERR_NO_MEMORY, "%s: no memory to write the JSON text", path);
     struct uly_file_writer w;
     enum uly_status status = uly_file_writer_open(path, &w);
@@ -144,6 +144,16 @@ enum uly_status uly_json_write(const json_t *value, const char *path)
     }
     uly_json_text_free(text);
     return status;
+}
+
+enum uly_status uly_json_write(const json_t *value, const char *path)
+{
+    return write_text(value, 0, path);
+}
+
+enum uly_status uly_json_write_sorted(const json_t *value, const char *path)
+{
+    return write_text(value, JSON_SORT_KEYS, path);
 }
 
 void uly_json_text_free(char *text)

@@ -36,6 +36,7 @@ enum uly_status uly_json_get_string(const json_t *object, const char *key, const
 /* Writes value to path, indented by 2, ASCII escapes only where JSON needs them, a newline at the
  * end, synced. */
 enum uly_status uly_json_write(const json_t *value, const char *path);
+enum uly_status uly_json_write_sorted(const json_t *value, const char *path); /* keys by bytes */
 
 /* Frees text from json_dumps (with jansson's own deallocator); NULL is fine. */
 void uly_json_text_free(char *text);

@@ -347,3 +347,8 @@ enum uly_status uly_safetensors_read(const struct uly_safetensors *st,
                 entry->name, first + good, entry->dtype, uly_dtype_name(as));
     return ULY_OK;
 }
+
+void uly_safetensors_drop_pages(const struct uly_safetensors *st)
+{
+    uly_file_drop_pages(&st->file);
+}

@@ -68,6 +68,10 @@ enum uly_status uly_safetensors_read(const struct uly_safetensors *st,
                                      const struct uly_safetensors_entry *entry, enum uly_dtype as,
                                      int64_t first, int64_t count, void *out);
 
+/* Lets go of the file's pages in memory (they are read again when needed): called after each large tensor, it keeps the
+ * resident size of a process that loads a model far below the model's size. */
+void uly_safetensors_drop_pages(const struct uly_safetensors *st);
+
 /* Host conversion of n elements between F32, BF16, F16 and F64 (same rules). Returns n, or the
  * index of the first finite value that does not fit. Source and destination may be unaligned and
  * must not overlap. */
