@@ -211,6 +211,19 @@ static int threads_of_environment(void)
     return n > 0 && n <= 4096 ? (int)n : 0;
 }
 
+/* A mask may always be widened up to the cpuset, so asking for everything and looking tells the cpuset. */
+static int allowed_cpus(void)
+{
+    cpu_set_t before, everything, after;
+    read_mask(&before);
+    memset(&everything, 0xff, sizeof everything);
+    if (sched_setaffinity(0, sizeof everything, &everything) != 0)
+        return CPU_COUNT(&before);
+    read_mask(&after);
+    sched_setaffinity(0, sizeof before, &before);
+    return CPU_COUNT(&after);
+}
+
 enum uly_status uly_machine_count_threads(struct uly_comm *world, int asked,
                                           struct uly_machine_threads *out)
 {
@@ -221,8 +234,6 @@ enum uly_status uly_machine_count_threads(struct uly_comm *world, int asked,
     read_mask(&mine);
     enum uly_status status = uly_all_gather_host(world, &mine, sizeof mine, all);
     if (status == ULY_OK) {
-        cpu_set_t together;
-        CPU_ZERO(&together);
         int sharing = 0;
         for (int r = 0; r < size; r++) {
             if (hosts[r] != hosts[rank])
@@ -230,16 +241,12 @@ enum uly_status uly_machine_count_threads(struct uly_comm *world, int asked,
             cpu_set_t both;
             CPU_AND(&both, &all[r], &mine);
             sharing += CPU_COUNT(&both) > 0;
-            CPU_OR(&together, &together, &all[r]);
         }
         int cpus = CPU_COUNT(&mine), chosen = asked > 0 ? asked : threads_of_environment();
         if (chosen == 0)
             chosen = cpus / sharing > 1 ? cpus / sharing : 1;
-        *out = (struct uly_machine_threads){.threads = chosen,
-                                            .cpus = cpus,
-                                            .sharing = sharing,
-                                            .cpus_of_machine = CPU_COUNT(&together),
-                                            .cpus_online = (int)sysconf(_SC_NPROCESSORS_ONLN)};
+        *out = (struct uly_machine_threads){
+            .threads = chosen, .cpus = cpus, .sharing = sharing, .cpus_allowed = allowed_cpus()};
     }
     uly_free(all);
     return status;

@@ -32,11 +32,10 @@ int uly_machine_cpus(void);
 enum uly_status uly_machine_pin(int index, int count);
 
 struct uly_machine_threads {
-    int threads;         /* of this rank */
-    int cpus;            /* in this rank's mask */
-    int sharing;         /* ranks of this machine whose masks overlap this one's, itself included */
-    int cpus_of_machine; /* CPUs in the union of the masks of this machine's ranks */
-    int cpus_online;     /* of this machine */
+    int threads;      /* of this rank */
+    int cpus;         /* in this rank's mask */
+    int sharing;      /* ranks of this machine whose masks overlap this one's, itself included */
+    int cpus_allowed; /* that this process could be moved to: what a launcher's binding hides */
 };
 
 /* asked: --threads, 0 when not given: then OMP_NUM_THREADS, else cpus / sharing, at least 1.
