@@ -3,9 +3,9 @@
  * A model folder as published on the hub: config.json, model.safetensors or shards with an index,
  * and small files beside.
  *
- *   uly_model_folder_open(path, &folder);                    config and headers checked; nothing
- * loaded uly_params_init(uly_model_folder_config(folder), &params); uly_model_folder_check(folder,
- * &params);                 every tensor there, with its shape
+ *   uly_model_folder_open(path, &folder);        config and headers checked; nothing loaded
+ *   uly_params_init(uly_model_folder_config(folder), &params);
+ *   uly_model_folder_check(folder, &params);     every tensor there, with its shape
  *   ... make tensors, reserve ...
  *   uly_model_folder_load(folder, &params, be);
  *   uly_model_folder_write(out, folder, &params, be, &options);

@@ -10,12 +10,13 @@
  * so that they meet in every collective. Neither loss nor gradient depends on the placement.
  *
  *   struct uly_batch_plan plan;
- *   uly_batch_plan_init(&data, &options, &plan);                      allocates everything
- *   for (epoch ...) for (step = 0; step < plan.steps_per_epoch; step++) {
- *       uly_batch_plan_step(&plan, epoch, step, &info);               info.valid_tokens, before the
- * first backward for (micro = 0; micro < info.n_micro; micro++) { uly_batch_plan_micro(&plan,
- * micro, replica, &batch);      batch: valid until the next call
- *   }}
+ *   uly_batch_plan_init(&data, &options, &plan);            allocates everything
+ *   for (epoch ...)
+ *       for (step = 0; step < plan.steps_per_epoch; step++) {
+ *           uly_batch_plan_step(&plan, epoch, step, &info); info.valid_tokens, before the first backward
+ *           for (micro = 0; micro < info.n_micro; micro++)
+ *               uly_batch_plan_micro(&plan, micro, replica, &batch);     valid until the next call
+ *       }
  *   uly_batch_plan_clear(&plan);
  *
  * A plan belongs to one rank; the data set is shared and must outlive it. Evaluation is a plan with

@@ -3,8 +3,7 @@
  * safetensors files, read and written.
  *
  *   | 8 bytes: N, little endian | N bytes: JSON header | data |
- *   header: {"__metadata__": {...}, "name": {"dtype": "BF16", "shape": [2, 3], "data_offsets":
- * [begin, end]}, ...}
+ *   header: {"__metadata__": {...}, "name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
  *
  * Opening checks everything before anything is used: N against the file and 100 MB, the JSON, known
  * dtypes, products of shapes without overflow, end - begin = bytes of the shape, offsets inside the

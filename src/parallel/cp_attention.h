@@ -11,10 +11,9 @@
  * v never exist. (ring_size is 1 so far: keys and values do not travel.)
  *
  * What lies where, with s tokens on this rank, S in all, D head size:
- *   token side  a block per (head, owner): [s, D], in the order of the stage's list: rank 0's
- * heads, rank 1's, ... head side   a block per own head: [S, D] in sequence order; kv head h lies
- * in slot h % n_slots while it is resident On one ulysses rank both sides are the same memory and
- * nothing is exchanged.
+ *   token side  a block per (head, owner): [s, D], in the order of the stage's list: rank 0's heads, rank 1's, ...
+ *   head side   a block per own head: [S, D] in sequence order; kv head h lies in slot h % n_slots while it is resident
+ * On one ulysses rank both sides are the same memory and nothing is exchanged.
  *
  * Live in a stage: forward q, k, v, o (head side), q, k, v on the token side until sent; the output
  * comes home into the token side of q. Backward also dO, delta, dQ (acc), dK, dV (acc, while
