@@ -372,18 +372,7 @@ static const struct attention_size attentions[] = {
     {2, 1, 8, 40, 0, 9, 0, 0, 0, 1, {0}, 1},                    /* no keys */
     {2, 2, 64, 40, 0, 0, 0, 40, 0, 1, {0}, 1},                  /* no queries */
     {2, 1, 64, 96, 0, 96, 0, 96, 1, 1, {0}, 1},                 /* everybody sees itself alone */
-    {4,
-     2,
-     64,
-     150,
-     0,
-     150,
-     0,
-     150,
-     0,
-     1,
-     {0},
-     10}, /* scores of tens; of hundreds, no float32 score has the digits */
+    {4, 2, 64, 150, 0, 150, 0, 150, 0, 1, {0}, 10},             /* scores of tens */
     {1, 1, 24, 530, 3, 520, 1, 529, 100, 3, {0, 255, 257}, 1},
 };
 enum { N_ATTENTIONS = sizeof attentions / sizeof *attentions };

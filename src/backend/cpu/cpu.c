@@ -68,7 +68,7 @@ static enum uly_status choose_isa(const char *name, struct isa *out)
 
 /* ------------------------------------------------------------------ life */
 
-static void cpu_destroy(struct uly_backend *be)
+void uly_cpu_destroy(struct uly_backend *be)
 {
     struct uly_cpu *cpu = be->impl;
     if (cpu == NULL)
@@ -109,7 +109,7 @@ static enum uly_status cpu_attention_bwd(struct uly_backend *be,
 
 static void fill_table(struct uly_backend_ops *ops)
 {
-    ops->destroy = cpu_destroy;
+    ops->destroy = uly_cpu_destroy;
     ops->write = uly_cpu_write;
     ops->read = uly_cpu_read;
     ops->fill = uly_cpu_fill;

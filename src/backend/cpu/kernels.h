@@ -89,6 +89,8 @@ struct uly_cpu_kernels {
     void (*move)(struct uly_span src, struct uly_span bias, struct uly_span dst, bool accumulate,
                  int64_t n);
     float (*dot)(struct uly_span a, struct uly_span b, int64_t n);
+    /* n times ULY_CPU_PEAK_CHAINS multiply-adds of vectors in registers; out: ULY_CPU_PEAK_FLOATS. For benchmarks. */
+    void (*multiply_add)(int64_t n, float *out);
 };
 
 extern const struct uly_cpu_kernels uly_cpu_kernels_generic;

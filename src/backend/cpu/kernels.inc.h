@@ -13,6 +13,7 @@
 
 #include <math.h>
 
+#include "backend/cpu/peak.h"
 #include "base/vec.h"
 
 enum { W = ULY_VEC_W, CHUNK = ULY_CPU_CHUNK };
@@ -230,4 +231,5 @@ const struct uly_cpu_kernels ULY_CPU_KERNELS = {
     .rotate = rotate,
     .move = move,
     .dot = dot,
+    .multiply_add = multiply_add,
 };

@@ -326,3 +326,31 @@ static float dot(struct uly_span a, struct uly_span b, int64_t n)
     }
     return (float)sum;
 }
+
+/* ------------------------------------------------------------------ instruction peak */
+
+/* x = x / 2 + 1/2 on every chain: values near 1, whatever n is. Written out, so that every compiler keeps the chains in
+ * registers. */
+static void multiply_add(int64_t n, float *out)
+{
+    volatile float half = 0.5f;
+    uly_vf a = uly_vf_set1(half), b = uly_vf_set1(half);
+    uly_vf x0 = a, x1 = a + 1, x2 = a + 2, x3 = a + 3, x4 = a + 4, x5 = a + 5;
+    uly_vf x6 = a + 6, x7 = a + 7, x8 = a + 8, x9 = a + 9, x10 = a + 10, x11 = a + 11;
+    for (int64_t i = 0; i < n; i++) {
+        x0 = uly_vf_fma(x0, a, b);
+        x1 = uly_vf_fma(x1, a, b);
+        x2 = uly_vf_fma(x2, a, b);
+        x3 = uly_vf_fma(x3, a, b);
+        x4 = uly_vf_fma(x4, a, b);
+        x5 = uly_vf_fma(x5, a, b);
+        x6 = uly_vf_fma(x6, a, b);
+        x7 = uly_vf_fma(x7, a, b);
+        x8 = uly_vf_fma(x8, a, b);
+        x9 = uly_vf_fma(x9, a, b);
+        x10 = uly_vf_fma(x10, a, b);
+        x11 = uly_vf_fma(x11, a, b);
+    }
+    uly_vf_store(out,
+                 ((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7)) + ((x8 + x9) + (x10 + x11)));
+}

@@ -26,6 +26,7 @@ static inline struct uly_span uly_cpu_span_or_none(struct uly_tensor t)
     return uly_tensor_exists(&t) ? uly_cpu_span(t) : (struct uly_span){NULL, ULY_DTYPE_F32};
 }
 
+void uly_cpu_destroy(struct uly_backend *be); /* in cpu.c */
 enum uly_status uly_cpu_write(struct uly_backend *be, struct uly_tensor t, const void *host);
 enum uly_status uly_cpu_read(struct uly_backend *be, struct uly_tensor t, void *host);
 enum uly_status uly_cpu_fill(struct uly_backend *be, struct uly_tensor t, double value);
