@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "parallel/layout.h"
-#include "train/agree.h"
+#include "train/together.h"
 
 struct eval {
     struct uly_decoder *decoder;

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "train/agree.h"
+#include "train/together.h"
 #include "train/metrics.h"
 #include "train/run_impl.h"
 #include "train/text.h"

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "train/agree.h"
+#include "train/together.h"
 #include "train/run_impl.h"
 
 /* ------------------------------------------------------------------ folder and options */

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "train/agree.h"
+#include "train/together.h"
 
 enum { BUFFER_ELEMENTS = 1 << 20 }; /* 4 MiB: enough for the exchange to run at full rate */
 

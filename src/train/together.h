@@ -4,8 +4,8 @@
  * one failed, all return the status of the lowest such rank, so that every process ends with the same exit status; only
  * that rank keeps its message, the others' records have an empty one. So the cause is printed once.
  */
-#ifndef ULY_TRAIN_AGREE_H
-#define ULY_TRAIN_AGREE_H
+#ifndef ULY_TRAIN_TOGETHER_H
+#define ULY_TRAIN_TOGETHER_H
 
 #include "comm/comm.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "train/agree.h"
+#include "train/together.h"
 
 enum uly_status uly_agree(struct uly_comm *comm, enum uly_status mine)
 {
