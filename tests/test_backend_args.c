@@ -318,6 +318,12 @@ static void test_views(void **state)
     args.dst.t = uly_tensor_rows(args.dst.t, 0, 39);
     refused(uly_head_move(b->be, &args), "head 1 of dst", "39 elements");
     args.dst = dst.v;
+    args.src.rows = args.dst.rows =
+        1; /* one row: its stride says nothing, its end counts all the same */
+    dst.offset[0] = 37;
+    refused(uly_head_move(b->be, &args), "head 0 of dst", "offset 37");
+    dst.offset[0] = 0;
+    args.dst = dst.v;
     args.src.rows = -1;
     refused(uly_head_move(b->be, &args), "head_move: src", "[-1, 4]");
     args.src = src.v;
