@@ -20,6 +20,9 @@
  *   data.n_pieces rows: a struct uly_batch_plan (batch_plan.h) makes batches of them
  *   uly_dataset_clear(&data);
  *
+ * A byte order mark is passed over; CR LF in a .txt file is read as LF; blank lines are no rows. A
+ * .txt file that is not UTF-8, an empty text, a row of the wrong shape are bad rows.
+ *
  * Read-only once read: ranks that are threads may share one.
  */
 #ifndef ULY_DATA_DATASET_H
@@ -28,6 +31,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "formats/tokenizer.h"
 
 enum uly_over_length {
     ULY_OVER_AUTO, /* split for text, error for input_ids */
@@ -37,9 +41,11 @@ enum uly_over_length {
     ULY_OVER_DROP
 };
 
-/* Token ids of a text, the tokenizer's own special tokens included. *ids: [*n] from uly_alloc, the
- * caller frees. */
+/* Token ids of a text, the tokenizer's own special tokens included. progress (with its context) is
+ * called now and then with the bytes done of the text. *ids: [*n] from uly_alloc, the caller frees.
+ */
 typedef enum uly_status (*uly_encode_fn)(void *context, const char *text, int64_t bytes,
+                                         uly_tokenize_progress_fn progress, void *progress_context,
                                          int32_t **ids, int64_t *n);
 /* Bytes of all files done so far, of total. */
 typedef void (*uly_data_progress_fn)(void *context, int64_t done, int64_t total);

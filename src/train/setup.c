@@ -38,11 +38,13 @@ enum uly_status uly_run_open(struct uly_run *run)
 
 /* ------------------------------------------------------------------ data */
 
-static enum uly_status encode(void *context, const char *text, int64_t bytes, int32_t **ids,
-                              int64_t *n)
+static enum uly_status encode(void *context, const char *text, int64_t bytes,
+                              uly_tokenize_progress_fn progress, void *progress_context,
+                              int32_t **ids, int64_t *n)
 {
     struct uly_ids list = {NULL, 0, 0};
-    enum uly_status status = uly_tokenizer_encode(context, text, bytes, true, NULL, NULL, &list);
+    enum uly_status status =
+        uly_tokenizer_encode(context, text, bytes, true, progress, progress_context, &list);
     if (status != ULY_OK) {
         uly_ids_clear(&list);
         return status;
