@@ -450,7 +450,7 @@ static void test_nan_is_seen(void **state)
         struct bench s;
         bench_open(&s, 1);
         make_case(&b, &c, &a);
-        bed_set(a.k.v.t, 20, 3, NAN);
+        bed_set(a.k.v.t, 20, 3, (double)NAN);
         bed_ok(uly_cpu_attention_fwd(&s.be, tables[t], &a.fwd));
         for (int64_t i = 0; i < c.S; i++) {
             assert_int_equal(isnan(*head_number(&a.lse, 0, i)) != 0, i >= 20);

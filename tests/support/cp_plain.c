@@ -58,7 +58,7 @@ static void dense_row(struct plain_attention *p, int64_t q, int h, double *w)
             lo = p->mask.starts[i];
     if (p->mask.window && q - p->mask.window + 1 > lo)
         lo = q - p->mask.window + 1;
-    double scale = 1 / sqrt(D), top = -INFINITY, sum = 0, delta = 0;
+    double scale = 1 / sqrt(D), top = -HUGE_VAL, sum = 0, delta = 0;
     const double *Q = p->q + (q * p->H + h) * D, *G = p->d_o + (q * p->H + h) * D;
     double *O = p->o + (q * p->H + h) * D, *dQ = p->dq + (q * p->H + h) * D;
     for (int64_t j = lo; j <= q; j++) {
