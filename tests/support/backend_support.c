@@ -34,10 +34,14 @@ void bed_expect_close(double got, double wanted, double tolerance, const char *w
     _fail(file, line);
 }
 
+void (*bed_after_create)(struct uly_backend *be);
+
 void bed_open(struct bed *b, const char *backend, int threads)
 {
     memset(b, 0, sizeof *b);
     bed_ok(uly_backend_create(backend, threads, &b->be));
+    if (bed_after_create != NULL)
+        bed_after_create(b->be);
     uly_arena_init(&b->arena, "bed", uly_backend_space(b->be));
     b->arena.used = b->arena.high = ARENA_BYTES;
     bed_ok(uly_arena_reserve(&b->arena));

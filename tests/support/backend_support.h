@@ -52,6 +52,8 @@ struct bed_heads {
 };
 
 void bed_open(struct bed *b, const char *backend, int threads);
+/* Called with every backend that bed_open has made, where set: a test may put parts of its own into it. */
+extern void (*bed_after_create)(struct uly_backend *be);
 void bed_close(struct bed *b);
 /* Forgets all tensors; the backend stays. */
 void bed_reset(struct bed *b);

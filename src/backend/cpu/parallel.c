@@ -61,6 +61,8 @@ void uly_cpu_for(struct uly_backend *be, int64_t n, uly_cpu_item_fn fn, void *co
         {
             int thread = omp_get_thread_num();
             omp_set_num_threads(1); /* of this region's tasks only */
+            if (thread == 0)
+                poke(be); /* at least once, even if the others are faster to every item */
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < n; i++) {
                 fn(context, i, thread);
