@@ -243,7 +243,7 @@ static void test_tile_by_tile(void **state)
 /* Rows with one special value each: what comes out must be the reference's, NaN for NaN, infinity for infinity. */
 static void special_rows(struct bed *b, struct uly_tensor t)
 {
-    static const double special[] = {NAN, HUGE_VAL, -HUGE_VAL, 3e38, -3e38, 1e-30, 0, -100};
+    static const double special[] = {(double)NAN, HUGE_VAL, -HUGE_VAL, 3e38, -3e38, 1e-30, 0, -100};
     bed_random(b, t, 1);
     for (int i = 0; i < 8; i++)
         bed_set(t, i, i * 2 + 3, special[i]);

@@ -53,7 +53,8 @@ static inline void *uly_cpu_scratch(struct uly_backend *be, int thread)
 typedef void (*uly_cpu_item_fn)(void *context, int64_t item, int thread);
 
 /* Runs items 0 .. n - 1, each once, on the backend's threads, in any order; returns when all are done. The calling thread
- * takes part as thread 0 and calls the backend's poke between its items and, where there are others, before them. Libraries called inside an item see one thread. */
+ * takes part as thread 0 and calls the backend's poke between its items, where there are other threads also before them.
+ * Libraries called inside an item see one thread. */
 void uly_cpu_for(struct uly_backend *be, int64_t n, uly_cpu_item_fn fn, void *context);
 
 #endif
