@@ -330,7 +330,9 @@ static struct uly_run make_run(struct uly_options *options, struct uly_comm *wor
                           .rank = rank,
                           .size = uly_comm_size(world),
                           .io = io,
-                          .progress = {.out = rank == 0 ? io->out : NULL, .terminal = io->terminal},
+                          .progress = {.out = rank == 0 ? io->out : NULL,
+                                       .terminal = io->terminal,
+                                       .last_draw = uly_seconds()},
                           .started = uly_seconds(),
                           .output = {NULL, -1}};
     return run;
