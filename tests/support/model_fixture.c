@@ -53,7 +53,7 @@ void model_make_rows(int64_t S, int64_t V, const int64_t *starts, int64_t n_docs
     }
 }
 
-static struct uly_model_config config_of(const struct model_case *c)
+struct uly_model_config model_config_of(const struct model_case *c)
 {
     struct uly_model_config config = {.architecture = "LlamaForCausalLM",
                                       .model_type = "llama",
@@ -93,22 +93,26 @@ static void store(void *base, enum uly_dtype dtype, int64_t i, double x)
         ((uint16_t *)base)[i] = uly_f32_to_bf16((float)x);
 }
 
-/* Weights are a function of (parameter, element) alone, rounded to bfloat16 first, so that every dtype starts equal. */
-static enum uly_status fill_weights(const struct model_case *c, struct uly_params *params)
+static void store_weight(struct uly_param *p, int64_t i, double x)
+{
+    store(uly_tensor_address(p->weight), p->weight.dtype, i, x);
+    if (uly_tensor_exists(&p->master) && p->master.arena != p->weight.arena)
+        store(uly_tensor_address(p->master), p->master.dtype, i, x);
+}
+
+void model_fill_weights(const struct model_case *c, struct uly_params *params)
 {
     for (int p = 0; p < params->n; p++) {
-        struct uly_tensor w = params->list[p].weight;
         bool norm = params->list[p].role == ULY_PARAM_NORM;
         double size = norm ? 0.2 : 1.5 / sqrt((double)c->E);
-        for (int64_t i = 0; i < uly_tensor_count(&w); i++) {
+        for (int64_t i = 0; i < uly_tensor_count(&params->list[p].weight); i++) {
             double x = size * uly_random_normal(c->seed, (uint64_t)p, (uint64_t)i) + (norm ? 1 : 0);
             x = (double)uly_bf16_to_f32(uly_f32_to_bf16((float)x));
             if (c->nudge != 0 && p == c->nudge_param && i == c->nudge_index)
                 x += c->nudge;
-            store(uly_tensor_address(w), w.dtype, i, x);
+            store_weight(&params->list[p], i, x);
         }
     }
-    return ULY_OK;
 }
 
 struct job {
@@ -147,7 +151,7 @@ static enum uly_status run_rank(struct uly_comm *comm, void *arg)
 {
     struct job *job = arg;
     const struct model_case *c = job->c;
-    struct uly_model_config config = config_of(c);
+    struct uly_model_config config = model_config_of(c);
     struct uly_params params;
     struct uly_memory memory;
     struct uly_backend *be;
@@ -170,7 +174,7 @@ static enum uly_status run_rank(struct uly_comm *comm, void *arg)
     ULY_TRY(uly_memory_reserve(&memory));
     for (int i = 0; i < ULY_LIFE_COUNT; i++) /* what is not written must not be read */
         memset(memory.arena[i].base, 0xff, (size_t)memory.arena[i].high);
-    ULY_TRY(fill_weights(c, &params));
+    model_fill_weights(c, &params);
     pthread_mutex_lock(&job->lock);
     if (!job->out->names)
         prepare_result(&params, c->S, job->out);

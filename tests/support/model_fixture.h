@@ -37,6 +37,11 @@ struct model_result {
     int64_t n_valid;
 };
 
+/* The case's configuration, and its weights: a function of (parameter, element) alone, rounded to bfloat16 first, so that
+ * every dtype starts equal. Masters too, where they are tensors of their own. */
+struct uly_model_config model_config_of(const struct model_case *c);
+void model_fill_weights(const struct model_case *c, struct uly_params *params);
+
 /* Defaults of a case: float64 on cpu:ref, full checkpointing, no documents yet. */
 struct model_case model_case_small(int H, int K);
 
