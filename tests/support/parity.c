@@ -84,7 +84,8 @@ static enum uly_status set_up(const struct model_case *c, struct uly_comm *comm,
         .schedule = {.type = ULY_SCHEDULE_CONSTANT, .learning_rate = 1e-3, .total_steps = 3},
         .beta1 = 0.9,
         .beta2 = 0.999,
-        .epsilon = 1e-6,
+        .epsilon =
+            1e-3, /* so large that rounding in a gradient near zero is not blown up to a whole step */
         .weight_decay = 0.1};
     s->config = model_config_of(c);
     ULY_TRY(uly_backend_create(c->backend, c->threads, &s->be));
@@ -226,8 +227,8 @@ const char *parity_difference(const struct parity_result *got, const struct pari
         return text;
     }
     for (int64_t i = 0; i < want->first.first[want->first.n_params]; i++)
-        if (!(fabs(got->weights[i] - want->weights[i]) <= 2e-5)) {
-            /* an update is at most about the learning rate, 1e-3, a step */
+        if (!(fabs(got->weights[i] - want->weights[i]) <= 2e-6)) {
+            /* three updates of about 1e-3 each, from gradients that may differ by 1e-5 of the largest */
             snprintf(text, sizeof text, "weight %lld after %d steps: %.9g, not %.9g", (long long)i,
                      PARITY_STEPS, got->weights[i], want->weights[i]);
             return text;
