@@ -2,7 +2,7 @@
  *
  * The inner loops of the token-wise operations and the packing of the matrix product: one table a vector width, all made
  * from kernels.inc.h. A kernel works on rows or pieces of rows of a work item, on one thread, and never on tensors: the
- * drivers (matmul.c, tokenwise.c, heads.c) turn those into addresses and items.
+ * drivers (matmul.c, tokenwise.c, head_move.c) turn those into addresses and items.
  *
  * A `struct uly_span` is where a kernel reads or writes: float32 or bfloat16, nothing else. Arithmetic is float32, sums
  * over a row go into double every ULY_CPU_CHUNK elements. Results of two widths differ in the last bits, those of one width

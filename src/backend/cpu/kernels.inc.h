@@ -13,7 +13,7 @@
 
 #include <math.h>
 
-#include "backend/cpu/peak.h"
+#include "backend/cpu/peak_kernels.h"
 #include "base/vec.h"
 
 enum { W = ULY_VEC_W, CHUNK = ULY_CPU_CHUNK };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The cpu backend's entries of the table, as backend.h specifies them: elementwise.c, tokenwise.c (norm, column sums,
- * embedding, loss) and heads.c. matmul.h and attention.h have the others.
+ * embedding, loss) and head_move.c. matmul.h and attention.h have the others.
  */
 #ifndef ULY_BACKEND_CPU_OPS_H
 #define ULY_BACKEND_CPU_OPS_H

@@ -8,7 +8,7 @@
 
 #include "backend/cpu/features.h"
 #include "backend/cpu/ops.h"
-#include "backend/cpu/peak.h"
+#include "backend/cpu/peak_kernels.h"
 #include "base/clock.h"
 
 enum { RUNS = 6, FIRST_REPEATS = 100000, TRIES = 3 };

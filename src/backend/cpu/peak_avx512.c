@@ -3,7 +3,7 @@
  * The bfloat16 dot product on independent registers. The file has AVX-512 flags; this one function may use the bfloat16
  * instruction besides.
  */
-#include "backend/cpu/peak.h"
+#include "backend/cpu/peak_kernels.h"
 
 #ifdef __AVX512F__
 #include <immintrin.h>

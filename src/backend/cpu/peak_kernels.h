@@ -2,8 +2,8 @@
  *
  * The repeated multiply-adds behind uly_cpu_peak_gflops.
  */
-#ifndef ULY_BACKEND_CPU_PEAK_H
-#define ULY_BACKEND_CPU_PEAK_H
+#ifndef ULY_BACKEND_CPU_PEAK_KERNELS_H
+#define ULY_BACKEND_CPU_PEAK_KERNELS_H
 
 #include <stdint.h>
 
