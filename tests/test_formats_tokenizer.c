@@ -370,6 +370,28 @@ static void test_patterns(void **state)
     uly_free(out);
 }
 
+/* The k-th allocation of opening and encoding fails, for many k: an error each time, and the next try works. */
+static void test_allocation_failures(void **state)
+{
+    (void)state;
+    char folder[TEST_PATH];
+    golden_folder(folder, "llama3");
+    enum uly_status status = ULY_ERR_NO_MEMORY;
+    long k = 0;
+    while (status != ULY_OK) {
+        struct uly_tokenizer *t = NULL;
+        struct uly_ids ids = {0};
+        uly_alloc_fail_at(++k);
+        status = uly_tokenizer_open(folder, &t);
+        if (status == ULY_OK)
+            status = uly_tokenizer_encode(t, " the sequence<|end|>", 20, true, NULL, NULL, &ids);
+        uly_alloc_fail_at(0);
+        uly_ids_clear(&ids);
+        uly_tokenizer_close(t);
+    }
+    assert_true(k > 10);
+}
+
 /* ------------------------------------------------------------------ the byte tokenizer */
 
 static void check_byte_tokenizer(int64_t vocab, int64_t bos, int64_t eos, int64_t pad)
@@ -425,11 +447,12 @@ static void test_byte_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_library),      cmocka_unit_test(test_special_ids),
-        cmocka_unit_test(test_invalid_utf8), cmocka_unit_test(test_utf8_reader),
-        cmocka_unit_test(test_long_runs),    cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_broken_files), cmocka_unit_test(test_tokenizer_config),
-        cmocka_unit_test(test_patterns),     cmocka_unit_test(test_byte_tokenizer),
+        cmocka_unit_test(test_library),        cmocka_unit_test(test_special_ids),
+        cmocka_unit_test(test_invalid_utf8),   cmocka_unit_test(test_utf8_reader),
+        cmocka_unit_test(test_long_runs),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_broken_files),   cmocka_unit_test(test_tokenizer_config),
+        cmocka_unit_test(test_patterns),       cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_byte_tokenizer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
