@@ -136,8 +136,9 @@ static enum uly_status measure(const struct uly_bench_options *o, struct uly_com
         return uly_bench_alltoall(o, world, be, r);
     if (strcmp(o->what, "step") == 0)
         return uly_bench_step(o, world, be, r);
-    ULY_FAIL_IF(!alone, ULY_ERR_USAGE, "bench %s is for one rank; --threads sets its threads",
-                o->what);
+    if (!alone)
+        ULY_FAIL_TOGETHER(world, ULY_ERR_USAGE,
+                          "bench %s is for one rank; --threads sets its threads", o->what);
     return strcmp(o->what, "gemm") == 0 ? uly_bench_gemm(o, be, r) : uly_bench_attention(o, be, r);
 }
 

@@ -308,8 +308,9 @@ static enum uly_status train(struct loop *l)
     uly_report_start(run);
     ULY_TRY(uly_run_load(run));
     for (int r = 0; r < run->size; r++) {
-        int64_t total = uly_rank_memory_total(&run->ranks_memory[r]);
-        l->totals.peak_bytes = total > l->totals.peak_bytes ? total : l->totals.peak_bytes;
+        const struct uly_rank_memory *m = &run->ranks_memory[r];
+        int64_t arenas = uly_rank_memory_total(m) - m->scratch;
+        l->totals.peak_bytes = arenas > l->totals.peak_bytes ? arenas : l->totals.peak_bytes;
     }
     ULY_TRY(all_steps(l));
     ULY_TRY(write_model(run));
@@ -369,7 +370,8 @@ static enum uly_status eval(struct uly_run *run, struct uly_eval_result *out)
                           "no token of the data has a label: nothing "
                           "to evaluate");
     if (!isfinite(out->loss))
-        ULY_FAIL_TOGETHER(run->world, ULY_ERR_INVALID, "the loss is %g", out->loss);
+        ULY_FAIL_TOGETHER(run->world, ULY_ERR_INVALID, "the loss is %s",
+                          isnan(out->loss) ? "nan" : "infinite");
     return ULY_OK;
 }
 

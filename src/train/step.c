@@ -103,14 +103,15 @@ static enum uly_status compute(struct uly_trainer *t, struct uly_batch_plan *pla
     r->loss = r->loss_sum / (double)info->valid_tokens;
     if (!isfinite(r->loss))
         ULY_FAIL_TOGETHER(t->mesh->world, ULY_ERR_INVALID,
-                          "step %" PRId64 ": the loss is %g (learning rate %g)", t->step + 1,
-                          r->loss, r->learning_rate);
+                          "step %" PRId64 ": the loss is %s (learning rate %g)", t->step + 1,
+                          isnan(r->loss) ? "nan" : "infinite", r->learning_rate);
     ULY_TRY(uly_all_reduce(t->mesh->world, t->be, t->params->grads, t->buffer));
     ULY_TRY(gradient_norm(t, &r->grad_norm));
     if (!isfinite(r->grad_norm))
         ULY_FAIL_TOGETHER(t->mesh->world, ULY_ERR_INVALID,
-                          "step %" PRId64 ": the gradient's norm is %g (loss %g, learning rate %g)",
-                          t->step + 1, r->grad_norm, r->loss, r->learning_rate);
+                          "step %" PRId64 ": the gradient's norm is %s (loss %g, learning rate %g)",
+                          t->step + 1, isnan(r->grad_norm) ? "nan" : "infinite", r->loss,
+                          r->learning_rate);
     return ULY_OK;
 }
 
