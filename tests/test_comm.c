@@ -2,6 +2,8 @@
  *
  * The communicators of one process: the shared cases on one rank and on threads, and what only threads can show: ranks that
  * fail, leave, come too late or run out of memory while others wait.
+ *
+ * tsan: yes
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -226,7 +226,7 @@ static void compare_losses(const struct golden *g, struct subject *s, const stru
         want[i] = (float)json_number_value(json_array_get(list, (size_t)i));
         got[i] = NAN;
     }
-    double sum = NAN;
+    double sum = (double)NAN;
     OK(uly_decoder_forward(s->decoder, batch, &sum, got));
     double mean = golden_number(g, "loss", NULL, NULL);
     double n_valid = golden_number(g, "n_valid", NULL, NULL);
@@ -283,7 +283,7 @@ static void compare(const char *name, const char *backend, enum uly_dtype dtype,
     compare_logits(&g, &s, bf16, name, where);
     struct uly_batch batch = make_batch(&g.rows, 0, g.rows.n_pieces);
     compare_losses(&g, &s, &batch, bf16, name, where);
-    double sum = NAN;
+    double sum = (double)NAN;
     OK(uly_decoder_backward(s.decoder, &batch, 1.0 / golden_number(&g, "n_valid", NULL, NULL),
                             &sum));
     compare_gradients(&g, &s, bf16, name, where);

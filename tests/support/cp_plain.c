@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "support/cp_plain.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,4 +279,56 @@ enum uly_status plain_run(const struct plain_attention *in, struct plain_attenti
     uly_memory_clear(&memory);
     uly_backend_destroy(x.be);
     return ULY_OK;
+}
+
+/* ------------------------------------------------------------------ over ranks, compared */
+
+struct job {
+    const struct plain_attention *in;
+    struct plain_attention *out;
+    const char *backend;
+    enum uly_dtype model;
+    int heads_per_stage;
+    int64_t token_tile;
+};
+
+static enum uly_status run_rank(struct uly_comm *comm, void *arg)
+{
+    const struct job *j = arg;
+    return plain_run(j->in, j->out, comm, j->backend, j->model, j->heads_per_stage, j->token_tile);
+}
+
+/* Largest difference over the largest value. */
+static double error_of(const double *got, const double *want, int64_t n)
+{
+    double worst = 0, top = 1e-300;
+    for (int64_t i = 0; i < n; i++) {
+        if (isnan(got[i]))
+            return HUGE_VAL;
+        worst = fmax(worst, fabs(got[i] - want[i]));
+        top = fmax(top, fabs(want[i]));
+    }
+    return worst / top;
+}
+
+void plain_check(int ranks, int64_t S, int H, int K, int D, const int64_t *starts, int64_t n_docs,
+                 const char *backend, enum uly_dtype model, int per_stage, int64_t tile,
+                 double tolerance)
+{
+    struct plain_attention in, out;
+    plain_init(&in, S, H, K, D, starts, n_docs, 0, 7);
+    plain_init(&out, S, H, K, D, starts, n_docs, 0, 7);
+    plain_dense(&in);
+    struct job job = {&in, &out, backend, model, per_stage, tile};
+    if (uly_comm_run_threads(ranks, run_rank, &job) != ULY_OK)
+        fail_msg("P %d S %d H %d K %d n %d: %s\n%s", ranks, (int)S, H, K, per_stage,
+                 uly_error_message(), uly_error_trace());
+    double e[4] = {error_of(out.o, in.o, S * H * D), error_of(out.dq, in.dq, S * H * D),
+                   error_of(out.dk, in.dk, S * K * D), error_of(out.dv, in.dv, S * K * D)};
+    for (int i = 0; i < 4; i++)
+        if (!(e[i] <= tolerance))
+            fail_msg("P %d S %d H %d K %d n %d tile %d: error of o %g dq %g dk %g dv %g", ranks,
+                     (int)S, H, K, per_stage, (int)tile, e[0], e[1], e[2], e[3]);
+    plain_clear(&in);
+    plain_clear(&out);
 }

@@ -30,4 +30,10 @@ enum uly_status plain_run(const struct plain_attention *in, struct plain_attenti
                           struct uly_comm *comm, const char *backend, enum uly_dtype model,
                           int heads_per_stage, int64_t token_tile);
 
+/* Runs the operator over `ranks` threads on random input and fails the test where o, dq, dk or dv differs from plain
+ * attention by more than tolerance times its largest value. */
+void plain_check(int ranks, int64_t S, int H, int K, int D, const int64_t *starts, int64_t n_docs,
+                 const char *backend, enum uly_dtype model, int per_stage, int64_t tile,
+                 double tolerance);
+
 #endif

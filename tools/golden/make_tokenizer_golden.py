@@ -25,7 +25,8 @@ QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{
 
 WORDS = ("the and of to in that he shall unto for his a they be is him not them it with all thou thy was God which my "
          "me said but ye their have will thee from as are when this out were upon man you by Israel king son up there "
-         "I'll don't we've it's CAN'T You'Re I'ſ x'ſs 'S'LL tokenizer tokenization sequence sequences unsequenced 12 345 6789 2024 "
+         "I'll don't we've it's CAN'T You'Re I'ſ x'ſs 'S'LL tokenizer tokenization sequence sequences "
+         "unsequenced 12 345 6789 2024 "
          "naïve façade über größer Việt Nam tiếng không được 日本語 中文 русский язык العربية हिन्दी ไทย 한국어").split()
 # code points where dialects of regular expressions and versions of Unicode differ
 ODD = [0, 9, 10, 11, 12, 13, 0x1c, 0x1f, 0x20, 0x7f, 0x85, 0xa0, 0xad, 0x17f, 0x212a, 0x130, 0x131, 0x1680, 0x180e,
