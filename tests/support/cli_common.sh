@@ -10,7 +10,14 @@ cleanup() { rm -rf "$work"; }
 trap cleanup EXIT
 cd "$work" || exit 1
 
-uly() { "$ULY_PROGRAM" "$@"; }
+# Under mpirun a leak check (AddressSanitizer builds) blames plug-ins that MPI has unloaded by then and that no suppression
+# can name; single ranks keep theirs.
+uly() {
+    case " $* " in
+    *" --nproc "*) ASAN_OPTIONS=detect_leaks=0 "$ULY_PROGRAM" "$@" ;;
+    *) "$ULY_PROGRAM" "$@" ;;
+    esac
+}
 
 fail() {
     echo "FAIL (lines ${BASH_LINENO[*]}): $*" >&2
