@@ -31,9 +31,8 @@ enum {
 
 /* How far a row has come. */
 struct row_state {
-    _Atomic int64_t row; /* -1: none yet */
-    _Atomic int64_t
-        done; /* (head, query block) numbers below this are added; INT64_MAX: the whole row */
+    _Atomic int64_t row;  /* -1: none yet */
+    _Atomic int64_t done; /* (head, query block) numbers below it are added; INT64_MAX: all */
 };
 _Static_assert(sizeof(struct row_state) <= SLOT_FLOATS * sizeof(float), "a slot is a cache line");
 

@@ -11,7 +11,7 @@
  *     p' = 2^(s' * c - max), in place  maximum and sum are vectors: nothing is reduced across lanes
  *     o'[dim][LANES]  += V' p'         V read by columns,      p' is the panel that is there
  * Backward: lanes are keys. A panel of keys keeps k' and v' (packed once), dk' and dv' and meets the queries block by block:
- *     s[queries][LANES]  = Q k'        p = 2^(s * scale - lse)
+ *     s[queries][LANES]  = Q k'        p = 2^(s * c - lse * log2(e))
  *     dp[queries][LANES] = dO v'       ds = p * (dp - delta) * scale
  *     dv'[dim][LANES]   += dO' p       dO read by columns
  *     dk'[dim][LANES]   += Q' ds       Q read by columns
@@ -40,6 +40,11 @@ enum {
     MAX_PANELS = QUERIES / LANES
 };
 
+_Static_assert(LANES <= ULY_CPU_ATTENTION_MAX_LANES && QUERIES % LANES == 0 && Q_BLOCK >= LANES &&
+                   ULY_CPU_ATTENTION_K_BLOCK % LANES == 0 &&
+                   ULY_CPU_ATTENTION_K_BLOCK_WIDE % LANES == 0,
+               "blocks are whole panels, and the scratch has room for them");
+
 static int64_t min64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -53,6 +58,18 @@ static void fill(float *p, int64_t n, float value)
 {
     for (int64_t i = 0; i < n; i++)
         p[i] = value;
+}
+
+/* First visible keys (local numbers) of query rows [row, row + rows). They rise, so equal ends are equal throughout, which
+ * spares the search among the documents in most blocks. */
+static void first_keys(const struct uly_mask *mask, int64_t q_first, int64_t k_first, int64_t row,
+                       int64_t rows, int64_t *lo)
+{
+    lo[0] = uly_mask_lo(mask, q_first + row) - k_first;
+    lo[rows - 1] = uly_mask_lo(mask, q_first + row + rows - 1) - k_first;
+    const bool same = lo[0] == lo[rows - 1];
+    for (int64_t i = 1; i < rows - 1; i++)
+        lo[i] = same ? lo[0] : uly_mask_lo(mask, q_first + row + i) - k_first;
 }
 
 /* c is positive, so that a hidden score of -inf stays that; the scale's sign goes into the packed operand. */
@@ -72,20 +89,18 @@ struct query_panel {
     int head;
     int64_t row, rows;  /* query rows; rows <= LANES */
     int64_t first, end; /* keys that any of them sees lie in [first, end) */
-    int64_t
-        lo[LANES]; /* first visible key of each query, rising; may be negative or beyond the keys */
-    float *q, *o;  /* [dim][LANES] */
+    int64_t lo[LANES];  /* first visible key of each query; rising, may lie outside of the keys */
+    float *q, *o;       /* [dim][LANES] */
     float m[LANES], l[LANES]; /* running maximum of s * c, and sum */
 };
 
 static void panel_init(const struct uly_attention_fwd_args *a, struct query_panel *p, float *rows)
 {
     const int64_t dim = a->q.dim;
-    const int64_t shift =
-        a->q_first - a->k_first; /* local key number of query row 0's own position */
+    const int64_t shift = a->q_first - a->k_first; /* query row 0 is at this local key number */
+    first_keys(a->mask, a->q_first, a->k_first, p->row, p->rows, p->lo);
     for (int64_t i = 0; i < LANES; i++) {
-        const int64_t row = p->row + min64(i, p->rows - 1);
-        p->lo[i] = uly_mask_lo(a->mask, a->q_first + row) - a->k_first;
+        p->lo[i] = p->lo[min64(i, p->rows - 1)]; /* lanes without a query follow the last one */
         p->m[i] = -INFINITY;
         p->l[i] = 0.0f;
     }
@@ -272,6 +287,7 @@ static void load_queries(const struct uly_attention_bwd_args *a, int h, int64_t 
 {
     load_rows(&a->q, h, row, rows, r->q);
     load_rows(&a->d_o, h, row, rows, r->d_o);
+    first_keys(a->mask, a->q_first, a->k_first, row, rows, r->lo);
     /* what the rounding of c does to a score, done to the LSE as well: their difference then keeps its digits */
     const double exact = fabs(a->scale) * LOG2_E;
     const double lse_scale = exact == 0 ? LOG2_E : LOG2_E * ((double)r->scale2 / exact);
@@ -284,7 +300,6 @@ static void load_queries(const struct uly_attention_bwd_args *a, int h, int64_t 
         r->lse[i] = (float)lse2;
         r->lse_rest[i] = (float)(lse2 - (double)r->lse[i]);
         r->delta[i] = (float)(-(double)load_one(&a->delta, h, row + i) * a->scale);
-        r->lo[i] = uly_mask_lo(a->mask, a->q_first + row + i) - a->k_first;
     }
 }
 
