@@ -8,12 +8,10 @@
 
 enum { HELP_COLUMN = 34, HELP_WIDTH = 96 };
 
-/* "[default: 16]", empty where there is none worth a word. */
+/* What stands in brackets; empty where there is nothing worth a word, as for a flag that is off. */
 static void default_text(const struct uly_option *row, char *buffer, size_t bytes)
 {
     const char *text = row->shown ? row->shown : row->initial;
-    if (!text && row->type == ULY_OPTION_BOOL)
-        text = "false";
     buffer[0] = '\0';
     if (text && *text)
         snprintf(buffer, bytes, "%s", text);
@@ -114,7 +112,7 @@ void uly_options_help(const struct uly_option_table *table, FILE *out)
         fprintf(out, "--%s takes a JSON object with the same names; the command line beats it.\n",
                 table->config_file);
     if (table->later && table->later->name) {
-        fputs("\nNot there yet: ", out);
+        fputs("\nNot there yet:\n", out);
         put_later(table, "", out);
     }
 }
