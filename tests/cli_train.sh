@@ -75,6 +75,25 @@ if has_mpirun; then
     done
 fi
 
+# rows without any label: the step is told, counts, and changes no weight; rows of one token are rows
+printf '{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}\n{"input_ids": [9]}\n' >unlabelled.jsonl
+expect 0 uly train --model model --data unlabelled.jsonl --output-dir unlabelled --max-steps 3 --dtype float32 \
+    --weight-decay 0.5 --learning-rate 1e-2 --threads 1
+grep -q "none of its . tokens has a label; no weight changed" out.txt || fail "a step without a label is not told"
+[ "$(grep -c '"loss": null' unlabelled/metrics.jsonl)" = 3 ] || fail "a step without a label has a loss"
+cmp unlabelled/model.safetensors model/model.safetensors || fail "a step without a label changed the weights"
+refuses 1 "no token of the data has a label" uly eval --model model --data unlabelled.jsonl --json
+
+# a used folder, on purpose: its old metrics go
+expect 0 uly train $common --output-dir unlabelled --overwrite-output-dir
+same_values loss one/metrics.jsonl unlabelled/metrics.jsonl 0
+
+# a loss that is not finite ends the run and names the step; the input is still there, no model is written
+expect 1 uly train --model model --data book.txt --max-length 256 --output-dir wild --learning-rate 1e30 \
+    --lr-scheduler-type constant --dtype float32 --max-steps 5 --threads 1
+grep -q "^ulysses: step 2: the " err.txt || fail "the step is not named"
+[ ! -e wild/model.safetensors ] || fail "a model was written"
+
 # the other commands
 expect 0 uly inspect one
 for word in "LlamaForCausalLM" "float32" "lm_head.weight" "[320, 64]"; do

@@ -119,7 +119,10 @@ static void show_step(struct loop *l, const struct uly_step_metrics *m)
         snprintf(loss, sizeof loss, "no label, no weight changed");
     uly_text_count((int64_t)(m->tokens_per_second + 0.5), &speed);
     uly_text_seconds(seconds_left(l), &left);
-    if (run->progress.terminal)
+    /* on a terminal about twenty lines stay, so that the curve can be seen at the end */
+    int64_t every = run->total_steps / 20 > 1 ? run->total_steps / 20 : 1;
+    bool stays = m->step == 1 || m->step == run->total_steps || m->step % every == 0;
+    if (run->progress.terminal && !stays)
         uly_progress_status(&run->progress, 0,
                             "step %" PRId64 "/%" PRId64 "  %s  %s tokens/s  %s left", m->step,
                             run->total_steps, loss, speed.text, left.text);
@@ -172,8 +175,11 @@ static enum uly_status evaluate(struct loop *l)
     struct uly_text seconds;
     run->step_started = uly_seconds();
     snprintf(run->step_name, sizeof run->step_name, "evaluation");
+    bool asked = run->border_checks;
+    run->border_checks = true; /* an evaluation may be long where steps are short */
     enum uly_status status =
         uly_evaluate(run->decoder, &run->mesh, run->be, &run->eval_plan, &run->eval_options, &r);
+    run->border_checks = asked;
     if (run->stopping)
         return ULY_OK;
     ULY_TRY(status);
