@@ -273,7 +273,8 @@ enum uly_status uly_comm_start_raw(struct uly_comm *comm, bool host, const char 
     slot->what = what;
     slot->n_parts = n_parts;
     slot->sequence = comm->sequence++;
-    memcpy(slot->parts, parts, (size_t)n_parts * sizeof *parts);
+    if (n_parts > 0) /* parts may be NULL then */
+        memcpy(slot->parts, parts, (size_t)n_parts * sizeof *parts);
     enum uly_status status = comm->ops.start(comm, slot);
     comm->counters.seconds += uly_seconds() - begin;
     if (status != ULY_OK)
