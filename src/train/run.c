@@ -320,6 +320,8 @@ static enum uly_status train(struct loop *l)
     }
     ULY_TRY(all_steps(l));
     ULY_TRY(write_model(run));
+    l->totals.rss_bytes = uly_machine_peak_rss();
+    ULY_TRY(uly_all_reduce_i64(run->world, &l->totals.rss_bytes, 1, ULY_REDUCE_MAX));
     if (run->stopping)
         say_stopped(l);
     uly_report_end(run, &l->totals);

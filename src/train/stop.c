@@ -4,6 +4,8 @@
  * they ask each other by a tiny reduction. Layer borders do so when steps are long; when steps are short the borders of
  * steps are enough, and the layers are spared the reduction.
  */
+#include <string.h>
+
 #include "base/clock.h"
 #include "base/file.h"
 #include "train/run_impl.h"
@@ -45,8 +47,11 @@ static void show_place(struct uly_run *run, const char *phase, int layer, int n_
     double seconds = uly_seconds() - run->step_started;
     if (seconds < 10)
         return;
-    uly_progress_status(&run->progress, 60, "%s: %s, layer %d of %d, %.0f s", run->step_name, phase,
-                        layer + 1, n_layers, seconds);
+    if (strcmp(phase, "loss") == 0)
+        uly_progress_status(&run->progress, 60, "%s: loss, %.0f s", run->step_name, seconds);
+    else
+        uly_progress_status(&run->progress, 60, "%s: %s, layer %d of %d, %.0f s", run->step_name,
+                            phase, layer + 1, n_layers, seconds);
 }
 
 enum uly_status uly_run_border(void *context, const char *phase, int layer, int n_layers)
