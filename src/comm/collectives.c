@@ -10,8 +10,8 @@
 
 /* ------------------------------------------------------------------ small host data */
 
-enum uly_status uly_comm_gather_by_exchange(struct uly_comm *comm, const void *mine, int64_t bytes,
-                                            void *all)
+enum uly_status uly_comm_gather_by_exchange(struct uly_comm *comm, const char *what,
+                                            const void *mine, int64_t bytes, void *all)
 {
     int size = comm->size;
     int64_t *zero = comm->host_index, *offset = zero + size, *count = offset + size;
@@ -29,7 +29,7 @@ enum uly_status uly_comm_gather_by_exchange(struct uly_comm *comm, const void *m
                             .send_count = count,
                             .recv_offset = offset,
                             .recv_count = count};
-    ULY_TRY(uly_comm_start_raw(comm, true, "small host data", &part, 1, &slot));
+    ULY_TRY(uly_comm_start_raw(comm, true, what, &part, 1, &slot));
     return uly_comm_wait_raw(comm, slot);
 }
 
@@ -41,14 +41,14 @@ enum uly_status uly_all_gather_host(struct uly_comm *comm, const void *mine, int
                 "small host data of %lld bytes, at most %d are taken", (long long)bytes,
                 ULY_HOST_DATA);
     ULY_TRY(uly_comm_check_call(comm, "all_gather_host", names, &bytes, 1, NULL, 0));
-    return bytes == 0 ? ULY_OK : comm->ops.gather_host(comm, mine, bytes, all);
+    return bytes == 0 ? ULY_OK : comm->ops.gather_host(comm, "all_gather_host", mine, bytes, all);
 }
 
 enum uly_status uly_barrier(struct uly_comm *comm)
 {
     char token = 0;
     ULY_TRY(uly_comm_check_call(comm, "barrier", NULL, NULL, 0, NULL, 0));
-    return comm->ops.gather_host(comm, &token, 1, comm->gathered);
+    return comm->ops.gather_host(comm, "barrier", &token, 1, comm->gathered);
 }
 
 static enum uly_status gather_scalars(struct uly_comm *comm, const char *what, const void *x, int n,
@@ -59,7 +59,7 @@ static enum uly_status gather_scalars(struct uly_comm *comm, const char *what, c
     ULY_FAIL_IF(n < 0 || n > ULY_SMALL_BYTES / 8, ULY_ERR_INVALID,
                 "%s of %d values, at most %d are taken", what, n, ULY_SMALL_BYTES / 8);
     ULY_TRY(uly_comm_check_call(comm, what, names, values, 2, NULL, 0));
-    return n == 0 ? ULY_OK : comm->ops.gather_host(comm, x, 8 * (int64_t)n, comm->gathered);
+    return n == 0 ? ULY_OK : comm->ops.gather_host(comm, what, x, 8 * (int64_t)n, comm->gathered);
 }
 
 /* A NaN on any rank is the result: a maximum must not hide it. */

@@ -51,14 +51,16 @@ const int *uly_comm_hosts(const struct uly_comm *comm);
 const char *uly_comm_host_name(const struct uly_comm *comm, int rank);
 
 void uly_comm_set_timeout(struct uly_comm *comm, double seconds); /* 0: wait for ever (default) */
-/* Largest message handed to the library at once, bytes (MPI only; default 1 GiB; tests set 1000). Inherited by splits. */
+/* Largest message handed to the library at once, bytes, the same on every rank (MPI only; default and most 1 GiB, or rank
+ * 0's environment variable ULY_COMM_CHUNK; tests set 1000). Inherited by splits. */
 void uly_comm_set_chunk(struct uly_comm *comm, int64_t bytes);
 
 /* ------------------------------------------------------------------ exchange */
 
 /* One part of an exchange: to every peer r, send_count[r] elements of `send` from element send_offset[r]; from every peer
  * r, recv_count[r] elements into `recv` at recv_offset[r]. Offsets count elements from the tensor's first one (dense
- * memory). send and recv have one dtype and must not overlap. The arrays are [size] and stay valid until the wait. */
+ * memory). send and recv have one dtype and must not overlap. The arrays are [size] and stay valid until the wait. A rank
+ * that gives up between start and wait calls uly_comm_abort before it frees them or the tensors. */
 struct uly_part {
     struct uly_tensor send, recv;
     const int64_t *send_offset, *send_count, *recv_offset, *recv_count;
@@ -126,8 +128,9 @@ enum uly_status uly_comm_check_same(struct uly_comm *comm, const char *what, int
 /* ------------------------------------------------------------------ counters */
 
 struct uly_comm_counters {
-    int64_t bytes;     /* sent to other ranks since the last reset, payload only */
-    int64_t exchanges; /* exchanges entered */
+    int64_t
+        bytes; /* of tensors, sent to other ranks since the last reset; small host data does not count */
+    int64_t exchanges; /* exchanges of tensors entered */
     double seconds;    /* spent inside start, wait and the collectives */
 };
 struct uly_comm_counters

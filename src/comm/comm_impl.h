@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * For authors of communicators: the table of primitives and the object that carries it. Everything that is not in the
- * table is built once on top of it (collectives.c, agree.c).
+ * table is built once on top of it (collectives.c, call_check.c).
  *
  * An implementation makes its object with uly_comm_new, sets comm->impl, and calls uly_comm_finish. What it may rely on:
  * 1. Arguments were checked; a slot that is started was free, and is waited for at most once.
@@ -58,8 +58,8 @@ struct uly_comm_ops {
     enum uly_status (*poke)(struct uly_comm *comm);
     /* all[r * bytes ...] = rank r's bytes, 0 < bytes <= ULY_HOST_DATA. uly_comm_gather_by_exchange serves where tensors may
      * lie in host memory. */
-    enum uly_status (*gather_host)(struct uly_comm *comm, const void *mine, int64_t bytes,
-                                   void *all);
+    enum uly_status (*gather_host)(struct uly_comm *comm, const char *what, const void *mine,
+                                   int64_t bytes, void *all);
     /* Sets child->impl. Collective over comm: it communicates before it can fail. */
     enum uly_status (*split)(struct uly_comm *comm, const struct uly_split *split,
                              struct uly_comm *child);
@@ -122,8 +122,8 @@ enum uly_status uly_comm_wait_raw(struct uly_comm *comm, struct uly_slot *slot);
 enum uly_status uly_comm_exchange_raw(struct uly_comm *comm, const char *what,
                                       const struct uly_part *part);
 
-enum uly_status uly_comm_gather_by_exchange(struct uly_comm *comm, const void *mine, int64_t bytes,
-                                            void *all);
+enum uly_status uly_comm_gather_by_exchange(struct uly_comm *comm, const char *what,
+                                            const void *mine, int64_t bytes, void *all);
 
 /* Records the timeout of a slot: comm->waiting says for whom. Returns ULY_ERR_COMM. */
 enum uly_status uly_comm_timed_out(struct uly_comm *comm, const struct uly_slot *slot);
@@ -135,7 +135,8 @@ enum uly_status uly_comm_check_call(struct uly_comm *comm, const char *what,
                                     const struct uly_part *parts, int n_parts);
 
 /* Where some rank says failed: *rank is the lowest of them (else -1) and text[ULY_SMALL_BYTES] becomes its text. */
-enum uly_status uly_comm_first_failure(struct uly_comm *comm, bool failed, int *rank, char *text);
+enum uly_status uly_comm_first_failure(struct uly_comm *comm, const char *what, bool failed,
+                                       int *rank, char *text);
 
 /* What a rank can check of a part by itself: ranges, types, own block, overlap. ULY_ERR_INVALID names part i. */
 enum uly_status uly_comm_check_part(const struct uly_comm *comm, const char *what, int i,

@@ -18,7 +18,8 @@
 enum uly_status uly_comm_mpi(struct uly_comm **out)
 {
     (void)out;
-    ULY_FAIL(ULY_ERR_UNSUPPORTED, "this build has no MPI: it runs one rank");
+    ULY_FAIL(ULY_ERR_UNSUPPORTED,
+             "this build has no MPI: it runs one rank, started by itself and with all threads");
 }
 
 #else
@@ -307,7 +308,7 @@ static void mpi_destroy(struct uly_comm *comm)
     /* with messages left over, freeing and finalising could wait for ever for a rank that is gone */
     bool broken = comm->root->broken != ULY_OK;
     if (broken && finalize) {
-        uly_log(ULY_LOG_ERROR, "comm", "ended after: %s", comm->root->broken_text);
+        uly_log(ULY_LOG_INFO, "comm", "ended after: %s", comm->root->broken_text);
         mpi_abort(comm, 1);
     }
     if (state->handle != MPI_COMM_NULL && !broken)
@@ -389,7 +390,8 @@ static enum uly_status agree_setup(struct uly_comm *comm)
     mine.check = uly_comm_check_wanted();
     enum uly_status status = ULY_ALLOC(&all, comm->size);
     ULY_TRY_GOTO(uly_comm_agree_status(comm, status), done);
-    ULY_TRY_GOTO(uly_comm_gather_by_exchange(comm, &mine, sizeof mine, all), done);
+    ULY_TRY_GOTO(
+        uly_comm_gather_by_exchange(comm, "machines of the ranks", &mine, sizeof mine, all), done);
     for (int r = 0; r < comm->size; r++) {
         memcpy(comm->host_names[r], all[r].host, ULY_HOST_BYTES);
         check = check || all[r].check;

@@ -389,7 +389,7 @@ static enum uly_status thread_split(struct uly_comm *comm, const struct uly_spli
     enum uly_status status = ULY_OK;
     if (split->rank == 0)
         status = group_create(world_of(comm), split->size, &group);
-    ULY_TRY(uly_comm_gather_by_exchange(comm, &group, sizeof group, all));
+    ULY_TRY(uly_comm_gather_by_exchange(comm, "split", &group, sizeof group, all));
     ULY_TRY(status);
     group = all[split->members[0]];
     ULY_FAIL_IF(!group, ULY_ERR_PEER, "rank %d could not make the group", split->members[0]);

@@ -45,17 +45,18 @@ enum uly_status uly_comm_set_check(struct uly_comm *comm, bool check)
 
 /* ------------------------------------------------------------------ who failed first */
 
-enum uly_status uly_comm_first_failure(struct uly_comm *comm, bool failed, int *rank, char *text)
+enum uly_status uly_comm_first_failure(struct uly_comm *comm, const char *what, bool failed,
+                                       int *rank, char *text)
 {
     unsigned char flag = failed;
     *rank = -1;
-    ULY_TRY(comm->ops.gather_host(comm, &flag, 1, comm->gathered));
+    ULY_TRY(comm->ops.gather_host(comm, what, &flag, 1, comm->gathered));
     for (int r = comm->size - 1; r >= 0; r--)
         if (comm->gathered[r])
             *rank = r;
     if (*rank < 0)
         return ULY_OK;
-    ULY_TRY(comm->ops.gather_host(comm, text, ULY_SMALL_BYTES, comm->gathered));
+    ULY_TRY(comm->ops.gather_host(comm, what, text, ULY_SMALL_BYTES, comm->gathered));
     memcpy(text, comm->gathered + (int64_t)*rank * ULY_SMALL_BYTES, ULY_SMALL_BYTES);
     text[ULY_SMALL_BYTES - 1] = '\0';
     return ULY_OK;
@@ -68,7 +69,8 @@ enum uly_status uly_comm_agree_status(struct uly_comm *comm, enum uly_status min
     memset(text, 0, sizeof text);
     snprintf(own, sizeof own, "%s", mine == ULY_OK ? "" : uly_error_message());
     snprintf(text, sizeof text, "%.*s", ULY_SMALL_BYTES - 1, own);
-    enum uly_status status = uly_comm_first_failure(comm, mine != ULY_OK, &rank, text);
+    enum uly_status status =
+        uly_comm_first_failure(comm, "agreement on a status", mine != ULY_OK, &rank, text);
     if (mine != ULY_OK) {
         if (status != ULY_OK) /* the way there failed too: one's own cause is the one to tell */
             uly_error_record(mine, __FILE__, __LINE__, __func__, "%s", own);
@@ -139,7 +141,7 @@ static void compare(const struct uly_comm *comm, const struct uly_call *mine,
 }
 
 /* A record to each peer and one from each, as bytes in host memory. */
-static enum uly_status swap_records(struct uly_comm *comm, struct uly_call *out,
+static enum uly_status swap_records(struct uly_comm *comm, const char *what, struct uly_call *out,
                                     struct uly_call *in)
 {
     int64_t *offset = comm->host_index, *count = comm->host_index + comm->size;
@@ -156,7 +158,7 @@ static enum uly_status swap_records(struct uly_comm *comm, struct uly_call *out,
                             .send_count = count,
                             .recv_offset = offset,
                             .recv_count = count};
-    ULY_TRY(uly_comm_start_raw(comm, true, "check of arguments", &part, 1, &slot));
+    ULY_TRY(uly_comm_start_raw(comm, true, what, &part, 1, &slot));
     return uly_comm_wait_raw(comm, slot);
 }
 
@@ -173,10 +175,10 @@ enum uly_status uly_comm_check_call(struct uly_comm *comm, const char *what,
     memset(text, 0, sizeof text);
     for (int r = 0; r < comm->size; r++)
         fill_record(&out[r], r, what, values, n, parts, n_parts);
-    ULY_TRY(swap_records(comm, out, in));
+    ULY_TRY(swap_records(comm, what, out, in));
     for (int r = 0; r < comm->size && !text[0]; r++)
         compare(comm, &out[r], &in[r], r, names, parts, text);
-    ULY_TRY(uly_comm_first_failure(comm, text[0] != '\0', &rank, text));
+    ULY_TRY(uly_comm_first_failure(comm, what, text[0] != '\0', &rank, text));
     ULY_FAIL_IF(rank >= 0, ULY_ERR_COMM, "ranks disagree: %s", text);
     return ULY_OK;
 }
