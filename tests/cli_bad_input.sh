@@ -71,6 +71,10 @@ refuses 1 "config.json" train --model bad
 with bad; sed -i 's/"num_key_value_heads": 2/"num_key_value_heads": 3/' bad/config.json
 refuses 1 "" train --model bad
 
+# a tokenizer of another kind refuses texts, not rows of token ids (cli_train.sh)
+with bad; sed -i 's/"normalizer": null/"normalizer": {"type": "NFC"}/' bad/tokenizer.json
+refuses 1 "bad/tokenizer.json: normalizer NFC is not supported yet; rows with" train --model bad
+
 # ---- data
 train_on() { uly train --model model --output-dir refused --threads 1 --max-steps 1 --data "$@"; }
 refuses 1 "gone.txt" train_on gone.txt

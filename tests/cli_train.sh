@@ -75,6 +75,13 @@ if has_mpirun; then
     done
 fi
 
+# a tokenizer that is not known does not stand in the way of rows of token ids, and is handed on
+cp -r model other
+sed -i 's/"normalizer": null/"normalizer": {"type": "NFC"}/' other/tokenizer.json
+printf '{"input_ids": [5, 6, 7, 9]}\n' >ids.jsonl
+expect 0 uly train --model other --data ids.jsonl --output-dir ids --max-steps 1 --dtype float32 --threads 1
+cmp other/tokenizer.json ids/tokenizer.json || fail "the tokenizer did not come along"
+
 # rows without any label: the step is told, counts, and changes no weight; rows of one token are rows
 printf '{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}\n{"input_ids": [9]}\n' >unlabelled.jsonl
 expect 0 uly train --model model --data unlabelled.jsonl --output-dir unlabelled --max-steps 3 --dtype float32 \

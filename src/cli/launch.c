@@ -113,10 +113,9 @@ enum uly_status uly_launch_world(struct uly_comm **out)
         *out = comm;
         return ULY_OK;
     }
-    if (status == ULY_OK)
-        uly_comm_destroy(comm);
-    else if (status != ULY_ERR_UNSUPPORTED)
+    if (status != ULY_OK) /* no MPI in this build, for one */
         return status;
+    uly_comm_destroy(comm);
     ULY_FAIL(ULY_ERR_USAGE,
              "%s says that %d processes were started together, but MPI says that each is alone; "
              "under Slurm type `srun --mpi=pmix ulysses ...`, elsewhere use the mpirun of the MPI "

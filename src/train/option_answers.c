@@ -20,10 +20,9 @@
     "leave it out: ranks need no other framework; --sp-size and --dp-size lay them out"
 #define LORA_ANSWER                                                                                \
     "leave it out: all weights are trained; adapters and quantised weights are not offered"
-#define OPTIM_ANSWER "leave it out: the optimizer is AdamW, with float32 master weights"
-#define METRICS_ANSWER                                                                             \
-    "leave it out: the numbers of every step are in metrics.jsonl of --output-dir"
-#define HUB_ANSWER "leave it out, and upload the --output-dir with the hub's own tool afterwards"
+#define OPTIM_ANSWER   "leave it out: the optimizer is AdamW, with float32 master weights"
+#define METRICS_ANSWER "leave it out: the numbers of the steps are in metrics.jsonl of --output-dir"
+#define HUB_ANSWER     "leave it out, and upload the --output-dir with the hub's own tool afterwards"
 #define ROWS_ANSWER                                                                                \
     "type --per-device-train-batch-size N (rows of a micro-batch) or --global-batch-size N (rows " \
     "of a step)"

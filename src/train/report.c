@@ -110,6 +110,10 @@ static void say_threads(struct uly_run *run)
 static void say_numbers(struct uly_run *run)
 {
     const struct uly_train_options *v = run->values;
+    if (!run->training) {
+        uly_progress_line(&run->progress, "numbers   %s", uly_dtype_name(run->dtype));
+        return;
+    }
     uly_progress_line(&run->progress,
                       "numbers   %s, gradient-checkpointing %s, zero-stage %" PRId64
                       ", saved as %s",
@@ -232,7 +236,7 @@ void uly_report_end(struct uly_run *run, const struct uly_run_totals *t)
     struct uly_progress *p = &run->progress;
     char loss[64] = "", eval[64] = "";
     if (isfinite(t->loss))
-        snprintf(loss, sizeof loss, ", loss %.4f", t->loss);
+        snprintf(loss, sizeof loss, ", loss of the last %.4f", t->loss);
     if (isfinite(t->eval_loss))
         snprintf(eval, sizeof eval, ", eval loss %.4f", t->eval_loss);
     uly_progress_line(p, "done      %s step%s in %s%s%s", COUNT(t->steps), plural(t->steps),

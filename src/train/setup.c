@@ -38,13 +38,39 @@ enum uly_status uly_run_open(struct uly_run *run)
 
 /* ------------------------------------------------------------------ data */
 
+/* The folder's tokenizer. One that the program does not know refuses texts only: rows of input_ids
+ * do without. */
+struct text_encoder {
+    struct uly_tokenizer *tokenizer; /* NULL: none, or one that is refused */
+    char *refusal;                   /* why, owned; NULL where it is not refused */
+};
+
+static enum uly_status encoder_open(const char *folder, struct text_encoder *encoder)
+{
+    enum uly_status status = uly_tokenizer_open(folder, &encoder->tokenizer);
+    if (status != ULY_ERR_UNSUPPORTED)
+        return status;
+    ULY_TRY(uly_strdup(uly_error_message(), &encoder->refusal));
+    uly_error_clear();
+    return ULY_OK;
+}
+
+static void encoder_close(struct text_encoder *encoder)
+{
+    uly_tokenizer_close(encoder->tokenizer);
+    uly_free(encoder->refusal);
+}
+
 static enum uly_status encode(void *context, const char *text, int64_t bytes,
                               uly_tokenize_progress_fn progress, void *progress_context,
                               int32_t **ids, int64_t *n)
 {
+    const struct text_encoder *encoder = context;
     struct uly_ids list = {NULL, 0, 0};
-    enum uly_status status =
-        uly_tokenizer_encode(context, text, bytes, true, progress, progress_context, &list);
+    ULY_FAIL_IF(encoder->refusal, ULY_ERR_UNSUPPORTED,
+                "%s; rows with \"input_ids\" need no tokenizer", encoder->refusal);
+    enum uly_status status = uly_tokenizer_encode(encoder->tokenizer, text, bytes, true, progress,
+                                                  progress_context, &list);
     if (status != ULY_OK) {
         uly_ids_clear(&list);
         return status;
@@ -61,18 +87,18 @@ static void show_reading(void *context, int64_t done, int64_t total)
                         total > 0 ? 100.0 * (double)done / (double)total : 100.0);
 }
 
-static enum uly_status read_files(struct uly_run *run, struct uly_tokenizer *tokenizer,
+static enum uly_status read_files(struct uly_run *run, struct text_encoder *encoder,
                                   const struct uly_strings *files, struct uly_dataset *out)
 {
     const struct uly_train_options *v = run->values;
-    int64_t eos = tokenizer ? uly_tokenizer_eos_id(tokenizer) : -1;
+    int64_t eos = encoder->tokenizer ? uly_tokenizer_eos_id(encoder->tokenizer) : -1;
     struct uly_data_options options = {.max_length = v->max_length,
                                        .vocab_size = run->config->vocab_size,
                                        .eos_id = eos >= 0 ? eos : run->config->eos_token_id,
                                        .over_length = (enum uly_over_length)v->over_length,
                                        .skip_bad_rows = v->bad_rows == ULY_BAD_ROWS_SKIP,
-                                       .encode = tokenizer ? encode : NULL,
-                                       .encode_context = tokenizer,
+                                       .encode = run->has_tokenizer ? encode : NULL,
+                                       .encode_context = encoder,
                                        .progress = show_reading,
                                        .progress_context = run};
     return uly_dataset_read((const char *const *)files->items, files->n, &options, out);
@@ -82,18 +108,18 @@ static enum uly_status read_all(struct uly_run *run)
 {
     enum uly_status status = ULY_OK;
     const struct uly_train_options *v = run->values;
-    struct uly_tokenizer *tokenizer = NULL;
+    struct text_encoder encoder = {NULL, NULL};
     if (run->has_tokenizer)
-        ULY_TRY(uly_tokenizer_open(v->model, &tokenizer));
-    ULY_TRY_GOTO(read_files(run, tokenizer, &v->data, &run->data), out);
+        ULY_TRY(encoder_open(v->model, &encoder));
+    ULY_TRY_GOTO(read_files(run, &encoder, &v->data, &run->data), out);
     if (run->training && v->eval_data.n > 0) {
-        ULY_TRY_GOTO(read_files(run, tokenizer, &v->eval_data, &run->eval_data), out);
+        ULY_TRY_GOTO(read_files(run, &encoder, &v->eval_data, &run->eval_data), out);
         run->has_eval = true;
     }
     run->split_eval = run->training && v->validation_split > 0;
     run->has_eval = run->has_eval || run->split_eval;
 out:
-    uly_tokenizer_close(tokenizer);
+    encoder_close(&encoder);
     return status;
 }
 

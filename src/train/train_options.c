@@ -126,7 +126,8 @@ static const struct uly_option rows[] = {
      .help = "decides the order of the rows"},
 
     {.name = "logging-steps", INT(logging_steps), .initial = "1", .min = 1, .max = 0x1p53, .commands = TRAIN,
-     .group = "Watching and saving", .help = "a line on the screen every so many steps"},
+     .group = "Watching and saving",
+     .help = "a line on the screen and in metrics.jsonl every so many steps; its loss is their mean"},
     {.name = "eval-data", LIST(eval_data), .commands = TRAIN, .metavar = "FILE", .group = "Watching and saving",
      .help = "rows to evaluate on, as --data"},
     {.name = "validation-split", DOUBLE(validation_split), .initial = "none", .word = "none", .max = 1,
