@@ -75,6 +75,12 @@ if has_mpirun; then
     done
 fi
 
+# rows beyond the positions that the model knows: said, not refused
+awk 'BEGIN { printf "{\"input_ids\": [5"; for (i = 0; i < 520; i++) printf ", 6"; print "]}" }' >beyond.jsonl
+expect 0 uly train --model model --data beyond.jsonl --output-dir beyond \
+    --max-length 600 --max-steps 1 --dtype float32 --threads 1
+grep -q "warning   rows of 521 tokens, but the model's max_position_embeddings is 512" out.txt || fail "no warning of long rows"
+
 # a tokenizer that is not known does not stand in the way of rows of token ids, and is handed on
 cp -r model other
 sed -i 's/"normalizer": null/"normalizer": {"type": "NFC"}/' other/tokenizer.json

@@ -150,6 +150,17 @@ static void say_data(struct uly_run *run, const char *name, const struct uly_dat
         uly_progress_line(p, "          keys that are not used: %s", data->extra_keys);
 }
 
+/* Only where rows are really longer: positions that the model never saw in training. */
+static void warn_length(struct uly_run *run)
+{
+    int64_t limit = run->config->max_position_embeddings, longest = run->data.counts.longest_piece;
+    if (limit > 0 && longest > limit)
+        uly_progress_line(&run->progress,
+                          "warning   rows of %s tokens, but the model's max_position_embeddings is "
+                          "%s: it has not seen such positions",
+                          COUNT(longest), COUNT(limit));
+}
+
 static void say_batch(struct uly_run *run)
 {
     const struct uly_train_options *v = run->values;
@@ -205,6 +216,7 @@ void uly_report_start(struct uly_run *run)
                           COUNT(run->eval_plan.options.n_pieces));
     else if (run->has_eval)
         say_data(run, "eval", &run->eval_data);
+    warn_length(run);
     say_batch(run);
     say_memory(run);
 }
