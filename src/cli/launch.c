@@ -163,6 +163,8 @@ static void set_environment(int kind, int n)
     setenv(terminal_variable, isatty(STDOUT_FILENO) == 1 ? "1" : "0", 1);
     if (kind != MPIRUN_OPEN_MPI)
         return;
+    /* what mpirun -q sets: ranks have said why they ended. Open MPI 5 has no such option, and minds an unknown one */
+    setenv("OMPI_MCA_orte_execute_quiet", "1", 1);
     if (geteuid() == 0) { /* containers: there is nobody else */
         setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
         setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
@@ -174,7 +176,7 @@ static void set_environment(int kind, int n)
 /* Becomes mpirun. Returns only on failure. */
 static void exec_mpirun(int kind, int n, int argc, char **argv, const char *program)
 {
-    static const char *const open_mpi[] = {"-q", "--oversubscribe", "--bind-to", "none"};
+    static const char *const open_mpi[] = {"--oversubscribe", "--bind-to", "none"};
     char count[16];
     void *memory = NULL;
     if (uly_alloc((size_t)argc + 16, sizeof(char *), &memory) != ULY_OK)
