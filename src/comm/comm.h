@@ -128,8 +128,7 @@ enum uly_status uly_comm_check_same(struct uly_comm *comm, const char *what, int
 /* ------------------------------------------------------------------ counters */
 
 struct uly_comm_counters {
-    int64_t
-        bytes; /* of tensors, sent to other ranks since the last reset; small host data does not count */
+    int64_t bytes; /* of tensors, sent to other ranks since the last reset, not small host data */
     int64_t exchanges; /* exchanges of tensors entered */
     double seconds;    /* spent inside start, wait and the collectives */
 };
