@@ -190,8 +190,9 @@ static void make_case(struct bed *b, const struct attention_case *c, struct atte
     make_heads(b, c, &a->dv, true, F32, c->dim, 0.1);
     a->mask = (struct uly_mask){c->S, c->starts, c->n_docs, c->window};
     const double scale = c->scale != 0 ? c->scale : 1 / sqrt(c->dim);
-    a->fwd = (struct uly_attention_fwd_args){a->q.v,   a->k.v,   a->v.v,     a->o.v,     a->lse.v,
-                                             c->kv_of, &a->mask, c->q_first, c->k_first, scale};
+    a->fwd = (struct uly_attention_fwd_args){a->q.v,     a->k.v,   a->v.v,   a->o.v,
+                                             a->lse.v,   c->kv_of, &a->mask, c->q_first,
+                                             c->k_first, scale,    false};
     a->bwd = (struct uly_attention_bwd_args){a->q.v,     a->k.v,     a->v.v,     a->d_o.v, a->lse.v,
                                              a->delta.v, a->dq.v,    a->dk.v,    a->dv.v,  c->kv_of,
                                              &a->mask,   c->q_first, c->k_first, scale};

@@ -177,13 +177,16 @@ int64_t uly_mask_lo(const struct uly_mask *mask, int64_t q);
 /* o = softmax(scale * q k' + mask) v and its log-sum-exp (natural logarithm), in tiles: never a rows x rows matrix. Query
  * row i is global row q_first + i, key row j is k_first + j. Query head h reads kv head kv_of[h]. A query that sees no key
  * of this call gets output 0 and LSE -inf; a hidden key's weight is exactly 0.
- * q, o: n heads, k, v: n_kv heads, model; lse: n heads with dim 1, acc. */
+ * merge: o and lse hold the result over other keys, and become that over both (log-sum-exp weights, right also where one
+ * or both are -inf and where they are far apart); o is then acc.
+ * q, k, v: model, n and n_kv heads; o: n heads, model or acc; lse: n heads with dim 1, acc. */
 struct uly_attention_fwd_args {
     struct uly_heads q, k, v, o, lse;
     const int *kv_of; /* [q.n] */
     const struct uly_mask *mask;
     int64_t q_first, k_first;
     double scale;
+    bool merge;
 };
 enum uly_status uly_attention_fwd(struct uly_backend *be,
                                   const struct uly_attention_fwd_args *args);

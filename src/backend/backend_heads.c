@@ -109,7 +109,8 @@ enum uly_status uly_attention_fwd(struct uly_backend *be, const struct uly_atten
     ULY_TRY(uly_check_heads(c, "q", q, be->dtypes, q->n, q->rows, dim));
     ULY_TRY(uly_check_heads(c, "k", k, model, k->n, k->rows, dim));
     ULY_TRY(uly_check_heads(c, "v", &args->v, model, k->n, k->rows, dim));
-    ULY_TRY(uly_check_heads(c, "o", &args->o, model, q->n, q->rows, dim));
+    unsigned acc = uly_acc_bit(q->t.dtype);
+    ULY_TRY(uly_check_heads(c, "o", &args->o, args->merge ? acc : model | acc, q->n, q->rows, dim));
     ULY_TRY(uly_check_heads(c, "lse", &args->lse, uly_acc_bit(q->t.dtype), q->n, q->rows, 1));
     ULY_TRY(check_kv_of(c, args->kv_of, q->n, k->n));
     ULY_TRY(check_mask(c, args->mask, args->q_first, q->rows, args->k_first, k->rows));

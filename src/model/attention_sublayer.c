@@ -67,8 +67,12 @@ static enum uly_status source_qkv(void *context, const struct uly_stage *stage, 
     struct uly_tensor k_t = uly_tensor_rows(d->k_t, 0, count);
     struct uly_tensor v_t = uly_tensor_rows(d->v_t, 0, count);
     ULY_TRY(uly_norm(d, uly_tensor_rows(l->x, row, count), p->input_norm, h));
-    ULY_TRY(project(l, &stage->q, p->q, p->q_bias, h, q_t));
-    ULY_TRY(place_heads(l, &stage->q, q_t, row, ULY_ROPE_FORWARD, q));
+    if (q) {
+        ULY_TRY(project(l, &stage->q, p->q, p->q_bias, h, q_t));
+        ULY_TRY(place_heads(l, &stage->q, q_t, row, ULY_ROPE_FORWARD, q));
+    }
+    if (!k)
+        return ULY_OK;
     ULY_TRY(project(l, &stage->kv_new, p->k, p->k_bias, h, k_t));
     ULY_TRY(place_heads(l, &stage->kv_new, k_t, row, ULY_ROPE_FORWARD, k));
     ULY_TRY(project(l, &stage->kv_new, p->v, p->v_bias, h, v_t));

@@ -22,7 +22,7 @@ static enum uly_status make_kept(struct uly_decoder *d, struct uly_memory *memor
 {
     enum uly_dtype model = d->options.dtype;
     int64_t s = d->max_s, E = d->config->hidden_size, F = d->config->intermediate_size;
-    int64_t lse = (int64_t)uly_cp_owned_heads(d->cp) * d->options.max_tokens;
+    int64_t lse = uly_cp_lse_elements(d->cp);
     bool none = d->options.checkpointing == ULY_CHECKPOINT_NONE && d->options.training;
     enum uly_life life = none ? ULY_LIFE_CHECKPOINTS : ULY_LIFE_ACTIVATIONS;
     for (int i = 0; i < d->n_block_in; i++)
@@ -136,6 +136,7 @@ static enum uly_status make_everything(struct uly_decoder *d, struct uly_memory 
                                      .K = c->num_key_value_heads,
                                      .D = c->head_dim,
                                      .heads_per_stage = d->options.heads_per_stage,
+                                     .query_tile = d->options.query_tile,
                                      .scale = 1 / sqrt((double)c->head_dim),
                                      .model = d->options.dtype,
                                      .training = d->options.training,

@@ -37,6 +37,7 @@ struct uly_decoder_options {
     enum uly_checkpointing checkpointing;
     bool training;       /* off: uly_decoder_backward is refused and its buffers are not made */
     int heads_per_stage; /* 0: all of a rank's heads in one stage (ulysses) */
+    int64_t query_tile;  /* as in struct uly_cp_options; 0: the whole shard */
     int token_tile;      /* rows of a token-wise pass; 0: chosen */
 };
 

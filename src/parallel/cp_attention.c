@@ -146,6 +146,7 @@ enum uly_status uly_cp_create(const struct uly_cp_options *options, struct uly_m
     enum uly_status status = ULY_OK;
     ULY_FAIL_IF(mesh->ring_size != 1, ULY_ERR_UNSUPPORTED, "ring size %d is not there yet",
                 mesh->ring_size);
+    ULY_FAIL_IF(options->query_tile != 0, ULY_ERR_UNSUPPORTED, "query tiles are not there yet");
     ULY_TRY(ULY_ALLOC(&cp, 1));
     cp->options = *options;
     cp->mesh = mesh;
@@ -186,6 +187,11 @@ const struct uly_head_plan *uly_cp_plan(const struct uly_cp_attention *cp)
 int uly_cp_owned_heads(const struct uly_cp_attention *cp)
 {
     return uly_head_plan_owned(&cp->plan, cp->mesh->ulysses_rank).count;
+}
+
+int64_t uly_cp_lse_elements(const struct uly_cp_attention *cp)
+{
+    return uly_cp_owned_heads(cp) * cp->options.max_tokens;
 }
 
 enum uly_dtype uly_cp_dkv_dtype(const struct uly_cp_attention *cp)

@@ -47,7 +47,8 @@ struct uly_stage {
 struct uly_cp_source {
     void *context;
     /* Fills q (entries stage->q), k and v (entries stage->kv_new), ready for the product: biased,
-     * normed, roped. */
+     * normed, roped. With query tiles the keys go first and the queries later: then q, or k and v
+     * together, are NULL. */
     enum uly_status (*qkv)(void *context, const struct uly_stage *stage, int64_t row, int64_t count,
                            const struct uly_heads *q, const struct uly_heads *k,
                            const struct uly_heads *v);
@@ -75,6 +76,8 @@ struct uly_cp_sink {
 struct uly_cp_options {
     int H, K, D;
     int heads_per_stage; /* 0: all */
+    int64_t query_tile;  /* rows of a rank's shard whose queries are in flight together; 0: all of
+                            them. Only where ring_size is 1 (else ULY_ERR_USAGE). */
     double scale;        /* of q k' */
     enum uly_dtype model;
     bool training;      /* backward buffers are made */
@@ -94,11 +97,14 @@ void uly_cp_destroy(struct uly_cp_attention *cp); /* NULL is fine */
 const struct uly_head_plan *uly_cp_plan(const struct uly_cp_attention *cp);
 /* Query heads of this rank: the first dimension of LSE. */
 int uly_cp_owned_heads(const struct uly_cp_attention *cp);
+/* Elements of LSE for the longest sequence: [owned heads, tokens of this ring rank]. */
+int64_t uly_cp_lse_elements(const struct uly_cp_attention *cp);
 /* dtype of dk, dv at the sink. */
 enum uly_dtype uly_cp_dkv_dtype(const struct uly_cp_attention *cp);
 
-/* Collective over the mesh's ulysses ranks. mask: whole sequence, the same on all ranks, S <=
- * max_tokens. lse: acc, at least [owned heads * S] elements, dense. */
+/* Collective over the mesh's sp ranks. mask: whole sequence, the same on all ranks, S <=
+ * max_tokens. lse: acc, at least uly_cp_lse_elements, dense; what a forward wrote is for the
+ * backward of the same shapes only. */
 enum uly_status uly_cp_forward(struct uly_cp_attention *cp, const struct uly_mask *mask,
                                const struct uly_cp_source *source, const struct uly_cp_sink *sink,
                                struct uly_tensor lse);

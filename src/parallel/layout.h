@@ -27,6 +27,14 @@ void uly_cut(int64_t n, int parts, int i, int64_t *first, int64_t *count);
 int uly_layout(int64_t S, int ring_size, int ulysses_size, int ring_rank, int ulysses_rank,
                struct uly_segment out[2]);
 
+/* The tokens of all ulysses ranks of a ring rank together, in their order: its chunks, up to two
+ * (joined where they touch); returns how many. */
+int uly_layout_chunks(int64_t S, int ring_size, int ulysses_size, int ring_rank,
+                      struct uly_segment out[2]);
+
+/* Rows on whose multiples all cuts of a sequence fall: ULY_TILE or 1. */
+int64_t uly_layout_tile(int64_t S, int ranks);
+
 /* Tokens of one rank. */
 int64_t uly_layout_count(int64_t S, int ring_size, int ulysses_size, int ring_rank,
                          int ulysses_rank);

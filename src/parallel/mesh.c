@@ -22,6 +22,9 @@ enum uly_status uly_mesh_init(struct uly_comm *world, int dp_size, int ring_size
     ULY_TRY_GOTO(
         uly_comm_split(world, mesh.dp_rank * ring_size + mesh.ring_rank, rank, &mesh.ulysses),
         fail);
+    ULY_TRY_GOTO(
+        uly_comm_split(world, mesh.dp_rank * ulysses_size + mesh.ulysses_rank, rank, &mesh.ring),
+        fail);
     *out = mesh;
     return ULY_OK;
 fail:
@@ -31,6 +34,7 @@ fail:
 
 void uly_mesh_clear(struct uly_mesh *mesh)
 {
+    uly_comm_destroy(mesh->ring);
     uly_comm_destroy(mesh->ulysses);
     uly_comm_destroy(mesh->sp);
     memset(mesh, 0, sizeof *mesh);

@@ -166,16 +166,37 @@ static void softmax_step(struct query_panel *p, int64_t dim, int64_t n, float sc
         uly_vf_store(p->l + v * ULY_VEC_W, sum[v]);
 }
 
+/* row[dim], the result of these keys with log-sum-exp `now`, joined by what o and lse (*at) hold of other keys. */
+static void merge_row(const struct uly_heads *o, int h, int64_t i, double now, float *at,
+                      float *row)
+{
+    const double before = (double)*at, largest = fmax(before, now);
+    const float *p = (const float *)uly_tensor_address(o->t) + o->offset[h] + i * o->stride[h];
+    double lse = -HUGE_VAL, w_before = 0, w_now = 0;
+    if (largest > -HUGE_VAL) { /* the larger one is factored out, so that no power overflows */
+        lse = largest + log(exp(before - largest) + exp(now - largest));
+        w_before = exp(before - lse);
+        w_now = exp(now - lse);
+    }
+    for (int d = 0; d < o->dim; d++)
+        row[d] = (float)w_before * p[d] + (float)w_now * row[d];
+    *at = (float)lse;
+}
+
 static void panel_finish(const struct uly_attention_fwd_args *a, const struct query_panel *p,
                          float *row)
 {
     float *lse = (float *)uly_tensor_address(a->lse.t) + a->lse.offset[p->head];
     for (int64_t i = 0; i < p->rows; i++) {
         const bool blind = p->m[i] == -INFINITY && p->l[i] == 0.0f; /* o' is 0 then */
+        const double now = blind ? -HUGE_VAL : (double)p->m[i] * LN_2 + log((double)p->l[i]);
+        float *at = lse + (p->row + i) * a->lse.stride[p->head];
         unpack_lane(p->o, i, a->q.dim, blind ? 1.0f : 1.0f / p->l[i], row);
+        if (a->merge)
+            merge_row(&a->o, p->head, p->row + i, now, at, row);
+        else
+            *at = (float)now;
         store_row(&a->o, p->head, p->row + i, row);
-        lse[(p->row + i) * a->lse.stride[p->head]] =
-            blind ? -INFINITY : (float)((double)p->m[i] * LN_2 + log((double)p->l[i]));
     }
 }
 

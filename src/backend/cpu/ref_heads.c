@@ -91,6 +91,21 @@ static void visible_keys(const struct uly_mask *mask, int64_t q, int64_t k_first
         *to = *from;
 }
 
+/* What a former result over other keys and this call's weigh in the result over both: natural log-sum-exps, either may be
+ * -inf. The larger one is factored out, so that no power overflows. */
+struct merge_weights {
+    double before, now, lse;
+};
+
+static struct merge_weights merge_weights(double before, double now)
+{
+    double largest = fmax(before, now);
+    if (largest == -HUGE_VAL)
+        return (struct merge_weights){0, 0, -HUGE_VAL};
+    double lse = largest + log(exp(before - largest) + exp(now - largest));
+    return (struct merge_weights){exp(before - lse), exp(now - lse), lse};
+}
+
 static void attend_row(const struct uly_attention_fwd_args *args, int h, int64_t row)
 {
     const struct uly_heads *q = &args->q, *k = &args->k;
@@ -102,15 +117,19 @@ static void attend_row(const struct uly_attention_fwd_args *args, int h, int64_t
         largest = fmax(largest, args->scale * dot(q, h, row, k, g, j));
     for (int64_t j = from; j < to; j++)
         sum += exp(args->scale * dot(q, h, row, k, g, j) - largest);
-    uly_ref_head_set(&args->lse, h, row, 0, from < to ? largest + log(sum) : -HUGE_VAL);
+    double before = args->merge ? uly_ref_head_get(&args->lse, h, row, 0) : -HUGE_VAL;
+    struct merge_weights w = merge_weights(before, from < to ? largest + log(sum) : -HUGE_VAL);
+    uly_ref_head_set(&args->lse, h, row, 0, w.lse);
     for (int first = 0; first < q->dim; first += ULY_REF_BLOCK) {
         double o[ULY_REF_BLOCK] = {0};
         int n = q->dim - first < ULY_REF_BLOCK ? q->dim - first : ULY_REF_BLOCK;
         for (int64_t j = from; j < to; j++) {
-            double p = exp(args->scale * dot(q, h, row, k, g, j) - largest) / sum;
+            double p = w.now * exp(args->scale * dot(q, h, row, k, g, j) - largest) / sum;
             for (int d = 0; d < n; d++)
                 o[d] += p * uly_ref_head_get(&args->v, g, j, first + d);
         }
+        for (int d = 0; d < n && args->merge; d++)
+            o[d] += w.before * uly_ref_head_get(&args->o, h, row, first + d);
         for (int d = 0; d < n; d++)
             uly_ref_head_set(&args->o, h, row, first + d, o[d]);
     }
