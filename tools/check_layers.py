@@ -9,7 +9,8 @@ import os
 import re
 import sys
 
-LAYERS = ["base", "backend", "comm", "parallel", "model", "formats", "checkpoint", "data", "train", "plan", "cli"]
+LAYERS = ["base", "backend", "comm", "parallel", "model", "formats", "checkpoint", "data", "train", "plan", "api",
+          "cli"]
 
 # header of a library (a prefix of its name) -> the folders under src/ that may include it
 LIBRARIES = {

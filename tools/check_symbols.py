@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Checks what the built library defines: check_symbols.py build/libulysses.a
 
-Every name that others can see begins with uly_; and there is no global state that can change, since ranks may be threads
-of one process (thread-local records are fine). Exit status 1 and a line for each fault.
+Every name that others can see begins with uly_, or with ulysses_ where it is public; and there is no global state that can
+change, since ranks may be threads of one process (thread-local records are fine). Exit status 1 and a line for each fault.
 """
 import re
 import subprocess
@@ -33,8 +33,8 @@ def main():
         if section == "*UND*" or "d" in flags or name.startswith("."):
             continue
         count += 1
-        if visible and section != "*COM*" and not name.startswith("uly_"):
-            faults.append("%s: %s is visible, but has no uly_ in front" % (file, name))
+        if visible and section != "*COM*" and not name.startswith(("uly_", "ulysses_")):
+            faults.append("%s: %s is visible, but has neither uly_ nor ulysses_ in front" % (file, name))
         written = WRITABLE.match(section) or section == "*COM*"
         if written and "O" in flags and int(size, 16) > 0:
             faults.append("%s: %s is global state that can change" % (file, name))

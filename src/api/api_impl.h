@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files of the public library share. The handles of ulysses.h wrap the program's own
+ * objects; nothing in here computes.
+ */
+#ifndef ULY_API_API_IMPL_H
+#define ULY_API_API_IMPL_H
+
+#include "comm/comm.h"
+#include "ulysses/ulysses.h"
+
+struct ulysses_comm {
+    struct uly_comm *comm;
+    bool borrowed; /* a thread rank's: it ends with the rank's function */
+};
+
+static inline enum ulysses_status uly_api_status(enum uly_status status)
+{
+    return (enum ulysses_status)status;
+}
+
+/* A number that must be the same on every rank, with its name for the message. */
+struct uly_api_word {
+    const char *name;
+    int64_t value; /* not INT64_MIN */
+};
+
+/* ULY_ERR_COMM on every rank, with the name and both values, where a word differs. n <= 32. */
+enum uly_status uly_api_same(struct uly_comm *comm, const char *what,
+                             const struct uly_api_word *words, int n);
+
+/* The caller's memory as a tensor: a window on it for the length of a call, nothing is copied. */
+struct uly_api_window {
+    struct uly_arena arena;
+    struct uly_tensor t;
+};
+
+/* [rows, heads, dim] dense at `memory`, which may be NULL where there is no element. The sizes have
+ * been checked. Inputs are only read through it. */
+void uly_api_window_set(struct uly_api_window *window, const struct uly_mem_space *space,
+                        const void *memory, enum uly_dtype dtype, int64_t rows, int64_t heads,
+                        int64_t dim);
+
+/* An array that a caller gave, for the checks. */
+struct uly_api_array {
+    const char *name;
+    const void *memory;
+    int64_t elements;
+    enum uly_dtype dtype;
+    bool written;
+};
+
+/* ULY_ERR_INVALID, by name, where an array with elements is NULL or not aligned to its element, or
+ * where a written one overlaps another. */
+enum uly_status uly_api_check_arrays(const struct uly_api_array *arrays, int n);
+
+#endif
