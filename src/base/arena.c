@@ -72,6 +72,13 @@ void uly_arena_release(struct uly_arena *arena, int64_t mark)
     arena->used = mark;
 }
 
+void uly_arena_pass(struct uly_arena *arena, int64_t end)
+{
+    ULY_BUG_ON(end > arena->high);
+    if (end > arena->used)
+        arena->used = end;
+}
+
 void uly_memory_init(struct uly_memory *memory, const struct uly_mem_space *space)
 {
     for (int i = 0; i < ULY_LIFE_COUNT; i++)

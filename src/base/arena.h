@@ -80,6 +80,8 @@ void uly_arena_clear(struct uly_arena *arena);
 /* Frames: what is made after mark and before release shares its room with what comes after the release. */
 int64_t uly_arena_mark(const struct uly_arena *arena);
 void uly_arena_release(struct uly_arena *arena, int64_t mark);
+/* Ends frames that shared room: what is made from here on lies behind `end`, a mark taken in the longest of them. */
+void uly_arena_pass(struct uly_arena *arena, int64_t end);
 
 void uly_memory_init(struct uly_memory *memory, const struct uly_mem_space *space);
 /* Sum of the high-water marks of all classes, bytes. */

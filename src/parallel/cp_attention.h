@@ -81,6 +81,7 @@ struct uly_cp_options {
     double scale;        /* of q k' */
     enum uly_dtype model;
     bool training;      /* backward buffers are made */
+    bool serial;        /* every exchange is waited for at once: fewer buffers, the same bits */
     int64_t max_tokens; /* longest sequence */
     int64_t token_tile; /* rows that a source or sink call gets at most */
 };

@@ -85,12 +85,23 @@ int64_t uly_layout_count(int64_t S, int ring_size, int ulysses_size, int ring_ra
     return count;
 }
 
+static int64_t max_joined_tiles(int64_t max_S, int ring_size, int64_t tile)
+{
+    int64_t tiles = (max_S + tile - 1) / tile, chunks = 2 * (int64_t)ring_size;
+    return ring_size == 1 ? tiles : 2 * ((tiles + chunks - 1) / chunks);
+}
+
 int64_t uly_layout_max_count(int64_t max_S, int ring_size, int ulysses_size)
 {
-    int64_t tile = uly_layout_tile(max_S, ring_size * ulysses_size),
-            tiles = (max_S + tile - 1) / tile;
-    int64_t chunks = 2 * (int64_t)ring_size;
-    int64_t joined = ring_size == 1 ? tiles : 2 * ((tiles + chunks - 1) / chunks);
+    int64_t tile = uly_layout_tile(max_S, ring_size * ulysses_size);
+    int64_t joined = max_joined_tiles(max_S, ring_size, tile);
     int64_t count = (joined + ulysses_size - 1) / ulysses_size * tile;
+    return count < max_S ? count : max_S;
+}
+
+int64_t uly_layout_max_joined(int64_t max_S, int ring_size, int ulysses_size)
+{
+    int64_t tile = uly_layout_tile(max_S, ring_size * ulysses_size);
+    int64_t count = max_joined_tiles(max_S, ring_size, tile) * tile;
     return count < max_S ? count : max_S;
 }

@@ -41,5 +41,7 @@ int64_t uly_layout_count(int64_t S, int ring_size, int ulysses_size, int ring_ra
 
 /* The most tokens that any rank holds of any sequence of at most max_S tokens. */
 int64_t uly_layout_max_count(int64_t max_S, int ring_size, int ulysses_size);
+/* The same for the ulysses ranks of a ring rank together. */
+int64_t uly_layout_max_joined(int64_t max_S, int ring_size, int ulysses_size);
 
 #endif

@@ -7,8 +7,10 @@
 
 #include <cmocka.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/random.h"
 #include "parallel/layout.h"
@@ -107,6 +109,7 @@ enum tensor_kind { T_Q, T_K, T_V, T_DO, T_O, T_DQ, T_DK, T_DV, N_TENSORS };
 
 struct shard {
     struct uly_backend *be;
+    uint64_t slow, calls;           /* seed of random delays, 0: none */
     struct uly_tensor t[N_TENSORS]; /* [s, heads, D] */
     int D;
     int64_t offset[256], stride[256]; /* room for one view */
@@ -153,11 +156,24 @@ static enum uly_status take(struct shard *x, enum tensor_kind which,
     return ULY_OK;
 }
 
+/* Up to half a millisecond, so that ranks come to every exchange in another order. */
+static void dawdle(struct shard *x)
+{
+    if (x->slow) {
+        struct timespec t = {0, (long)uly_random_below(x->slow, 1, x->calls++, 500000)};
+        nanosleep(&t, NULL);
+    }
+}
+
 static enum uly_status source_qkv(void *context, const struct uly_stage *stage, int64_t row,
                                   int64_t count, const struct uly_heads *q,
                                   const struct uly_heads *k, const struct uly_heads *v)
 {
-    ULY_TRY(give(context, T_Q, &stage->q, row, count, q));
+    dawdle(context);
+    if (q)
+        ULY_TRY(give(context, T_Q, &stage->q, row, count, q));
+    if (!k)
+        return ULY_OK;
     ULY_TRY(give(context, T_K, &stage->kv_new, row, count, k));
     return give(context, T_V, &stage->kv_new, row, count, v);
 }
@@ -176,6 +192,7 @@ static enum uly_status source_d_out(void *context, const struct uly_stage *stage
 static enum uly_status sink_o(void *context, const struct uly_stage *stage, int64_t row,
                               int64_t count, const struct uly_heads *o)
 {
+    dawdle(context);
     return take(context, T_O, &stage->q, row, count, o);
 }
 
@@ -217,12 +234,12 @@ static void convert(struct uly_tensor t, double *host, bool to_tensor)
         }
 }
 
-static void copy_shard(const struct plain_attention *p, struct shard *x, int P, int rank,
-                       bool to_tensor)
+static void copy_shard(const struct plain_attention *p, struct shard *x, const struct plain_case *c,
+                       int rank, bool to_tensor)
 {
     double *host[N_TENSORS] = {p->q, p->k, p->v, p->d_o, p->o, p->dq, p->dk, p->dv};
     struct uly_segment segment[2];
-    int n = uly_layout(p->S, 1, P, 0, rank, segment);
+    int n = uly_layout(p->S, c->ring, c->ulysses, rank / c->ulysses, rank % c->ulysses, segment);
     int64_t at = 0;
     for (int i = 0; i < n; at += segment[i++].count)
         for (int k = to_tensor ? T_Q : T_O; k <= (to_tensor ? T_DO : T_DV); k++) {
@@ -231,49 +248,77 @@ static void copy_shard(const struct plain_attention *p, struct shard *x, int P, 
         }
 }
 
-enum uly_status plain_run(const struct plain_attention *in, struct plain_attention *out,
-                          struct uly_comm *comm, const char *backend, enum uly_dtype model,
-                          int heads_per_stage, int64_t token_tile)
+static enum uly_status make_tensors(const struct plain_case *c, struct shard *x, int64_t s,
+                                    struct uly_cp_attention *cp, struct uly_memory *memory,
+                                    struct uly_tensor *lse)
+{
+    struct uly_arena *arena = &memory->arena[ULY_LIFE_SCRATCH];
+    enum uly_dtype acc = c->model == ULY_DTYPE_F64 ? ULY_DTYPE_F64 : ULY_DTYPE_F32;
+    for (int k = 0; k < N_TENSORS; k++) {
+        int heads = k == T_K || k == T_V || k == T_DK || k == T_DV ? c->K : c->H;
+        enum uly_dtype dtype = k == T_DK || k == T_DV ? uly_cp_dkv_dtype(cp) : c->model;
+        ULY_TRY(uly_tensor_new(arena, "test", dtype, 3, s, heads, c->D, &x->t[k]));
+    }
+    ULY_TRY(uly_tensor_new(arena, "lse", acc, 1, uly_cp_lse_elements(cp), 1, 1, lse));
+    ULY_TRY(uly_memory_reserve(memory));
+    for (int i = 0; i < ULY_LIFE_COUNT; i++) /* what is not written must not be read */
+        memset(memory->arena[i].base, 0xff, (size_t)memory->arena[i].high);
+    for (int k = T_O; k <= T_DV; k++)
+        ULY_TRY(uly_fill(x->be, x->t[k], 0));
+    return ULY_OK;
+}
+
+static int64_t sent(struct uly_comm *comm)
+{
+    int64_t bytes = uly_comm_counters(comm).bytes;
+    uly_comm_reset_counters(comm);
+    return bytes;
+}
+
+enum uly_status plain_run(const struct plain_case *c, const struct plain_attention *in,
+                          struct plain_attention *out, struct uly_comm *comm,
+                          struct plain_measures *measures)
 {
     struct shard x = {.D = in->D};
     struct uly_memory memory;
     struct uly_mesh mesh;
     struct uly_cp_attention *cp;
-    int P = uly_comm_size(comm), rank = uly_comm_rank(comm);
-    int64_t s = uly_layout_count(in->S, 1, P, 0, rank);
-    enum uly_dtype acc = model == ULY_DTYPE_F64 ? ULY_DTYPE_F64 : ULY_DTYPE_F32;
-    ULY_TRY(uly_backend_create(backend, 1, &x.be));
+    struct plain_measures m;
+    struct uly_tensor lse;
+    int rank = uly_comm_rank(comm);
+    x.slow = c->slow > 0 ? (uint64_t)c->slow * 100 + (uint64_t)rank : 0;
+    ULY_TRY(uly_backend_create(c->backend, 1, &x.be));
     uly_memory_init(&memory, uly_backend_space(x.be));
-    ULY_TRY(uly_mesh_init(comm, 1, 1, P, &mesh));
+    ULY_TRY(uly_mesh_init(comm, 1, c->ring, c->ulysses, &mesh));
     struct uly_cp_options options = {.H = in->H,
                                      .K = in->K,
                                      .D = in->D,
-                                     .heads_per_stage = heads_per_stage,
+                                     .heads_per_stage = c->heads_per_stage,
+                                     .query_tile = c->query_tile,
                                      .scale = 1 / sqrt(in->D),
-                                     .model = model,
+                                     .model = c->model,
                                      .training = true,
+                                     .serial = c->serial,
                                      .max_tokens = in->S,
-                                     .token_tile = token_tile};
+                                     .token_tile = c->token_tile};
     ULY_TRY(uly_cp_create(&options, &mesh, x.be, &memory, &cp));
-    struct uly_arena *arena = &memory.arena[ULY_LIFE_ACTIVATIONS];
-    for (int k = 0; k < N_TENSORS; k++) {
-        int heads = k == T_K || k == T_V || k == T_DK || k == T_DV ? in->K : in->H;
-        enum uly_dtype dtype = k == T_DK || k == T_DV ? uly_cp_dkv_dtype(cp) : model;
-        ULY_TRY(uly_tensor_new(arena, "test", dtype, 3, s, heads, in->D, &x.t[k]));
-    }
-    struct uly_tensor lse;
-    ULY_TRY(uly_tensor_new(arena, "lse", acc, 1, uly_cp_owned_heads(cp) * in->S, 1, 1, &lse));
-    ULY_TRY(uly_memory_reserve(&memory));
-    for (int i = 0; i < ULY_LIFE_COUNT; i++) /* what is not written must not be read */
-        memset(memory.arena[i].base, 0xff, (size_t)memory.arena[i].high);
-    for (int k = T_O; k <= T_DV; k++)
-        ULY_TRY(uly_fill(x.be, x.t[k], 0));
-    copy_shard(in, &x, P, rank, true);
+    ULY_TRY(make_tensors(
+        c, &x, uly_layout_count(in->S, c->ring, c->ulysses, rank / c->ulysses, rank % c->ulysses),
+        cp, &memory, &lse));
+    copy_shard(in, &x, c, rank, true);
     struct uly_cp_source source = {&x, source_qkv, source_d_out};
     struct uly_cp_sink sink = {&x, sink_o, sink_dq, sink_dkv};
     ULY_TRY(uly_cp_forward(cp, &in->mask, &source, &sink, lse));
+    m.ulysses_forward = sent(mesh.ulysses);
+    m.ring_forward = sent(mesh.ring);
     ULY_TRY(uly_cp_backward(cp, &in->mask, &source, &sink, lse));
-    copy_shard(out, &x, P, rank, false);
+    m.ulysses_backward = sent(mesh.ulysses);
+    m.ring_backward = sent(mesh.ring);
+    m.head_bytes = memory.arena[ULY_LIFE_ACTIVATIONS].high;
+    m.token_bytes = memory.arena[ULY_LIFE_COMM].high;
+    if (measures)
+        *measures = m;
+    copy_shard(out, &x, c, rank, false);
     uly_cp_destroy(cp);
     uly_mesh_clear(&mesh);
     uly_memory_clear(&memory);
@@ -283,19 +328,34 @@ enum uly_status plain_run(const struct plain_attention *in, struct plain_attenti
 
 /* ------------------------------------------------------------------ over ranks, compared */
 
+struct plain_case plain_case_small(int64_t S, int H, int K)
+{
+    static const int64_t one[] = {0};
+    return (struct plain_case){.S = S,
+                               .H = H,
+                               .K = K,
+                               .D = 4,
+                               .starts = one,
+                               .n_docs = 1,
+                               .ulysses = 1,
+                               .ring = 1,
+                               .token_tile = 64,
+                               .backend = "cpu:ref",
+                               .model = ULY_DTYPE_F64};
+}
+
 struct job {
+    const struct plain_case *c;
     const struct plain_attention *in;
     struct plain_attention *out;
-    const char *backend;
-    enum uly_dtype model;
-    int heads_per_stage;
-    int64_t token_tile;
+    struct plain_measures *measures;
 };
 
 static enum uly_status run_rank(struct uly_comm *comm, void *arg)
 {
     const struct job *j = arg;
-    return plain_run(j->in, j->out, comm, j->backend, j->model, j->heads_per_stage, j->token_tile);
+    return plain_run(j->c, j->in, j->out, comm,
+                     j->measures ? &j->measures[uly_comm_rank(comm)] : NULL);
 }
 
 /* Largest difference over the largest value. */
@@ -311,24 +371,54 @@ static double error_of(const double *got, const double *want, int64_t n)
     return worst / top;
 }
 
-void plain_check(int ranks, int64_t S, int H, int K, int D, const int64_t *starts, int64_t n_docs,
-                 const char *backend, enum uly_dtype model, int per_stage, int64_t tile,
-                 double tolerance)
+/* The first numbers of q and k add gap times the eighth that the key lies in to a score. */
+static void tilt_scores(const struct plain_case *c, struct plain_attention *p)
+{
+    if (c->gap == 0)
+        return;
+    for (int64_t i = 0; i < c->S * c->H; i++)
+        p->q[i * c->D] = sqrt(c->D);
+    for (int64_t i = 0; i < c->S * c->K; i++)
+        p->k[i * c->D] = c->gap * (double)(i / c->K * 8 / c->S);
+}
+
+static const char *text_of(const struct plain_case *c)
+{
+    static _Thread_local char text[256];
+    snprintf(
+        text, sizeof text,
+        "S %d H %d K %d D %d docs %d window %d ulysses %d ring %d n %d query tile %d token tile "
+        "%d %s %s%s",
+        (int)c->S, c->H, c->K, c->D, (int)c->n_docs, (int)c->window, c->ulysses, c->ring,
+        c->heads_per_stage, (int)c->query_tile, (int)c->token_tile, c->backend,
+        uly_dtype_name(c->model), c->serial ? " serial" : "");
+    return text;
+}
+
+void plain_errors(const struct plain_case *c, double e[4], struct plain_measures *measures)
 {
     struct plain_attention in, out;
-    plain_init(&in, S, H, K, D, starts, n_docs, 0, 7);
-    plain_init(&out, S, H, K, D, starts, n_docs, 0, 7);
+    int64_t nq = c->S * c->H * c->D, nk = c->S * c->K * c->D;
+    plain_init(&in, c->S, c->H, c->K, c->D, c->starts, c->n_docs, c->window, 7);
+    plain_init(&out, c->S, c->H, c->K, c->D, c->starts, c->n_docs, c->window, 7);
+    tilt_scores(c, &in);
     plain_dense(&in);
-    struct job job = {&in, &out, backend, model, per_stage, tile};
-    if (uly_comm_run_threads(ranks, run_rank, &job) != ULY_OK)
-        fail_msg("P %d S %d H %d K %d n %d: %s\n%s", ranks, (int)S, H, K, per_stage,
-                 uly_error_message(), uly_error_trace());
-    double e[4] = {error_of(out.o, in.o, S * H * D), error_of(out.dq, in.dq, S * H * D),
-                   error_of(out.dk, in.dk, S * K * D), error_of(out.dv, in.dv, S * K * D)};
-    for (int i = 0; i < 4; i++)
-        if (!(e[i] <= tolerance))
-            fail_msg("P %d S %d H %d K %d n %d tile %d: error of o %g dq %g dk %g dv %g", ranks,
-                     (int)S, H, K, per_stage, (int)tile, e[0], e[1], e[2], e[3]);
+    struct job job = {c, &in, &out, measures};
+    if (uly_comm_run_threads(c->ulysses * c->ring, run_rank, &job) != ULY_OK)
+        fail_msg("%s: %s\n%s", text_of(c), uly_error_message(), uly_error_trace());
+    e[0] = error_of(out.o, in.o, nq);
+    e[1] = error_of(out.dq, in.dq, nq);
+    e[2] = error_of(out.dk, in.dk, nk);
+    e[3] = error_of(out.dv, in.dv, nk);
     plain_clear(&in);
     plain_clear(&out);
+}
+
+void plain_check(const struct plain_case *c, double tolerance)
+{
+    double e[4];
+    plain_errors(c, e, NULL);
+    for (int i = 0; i < 4; i++)
+        if (!(e[i] <= tolerance))
+            fail_msg("%s: error of o %g dq %g dk %g dv %g", text_of(c), e[0], e[1], e[2], e[3]);
 }

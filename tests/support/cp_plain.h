@@ -25,15 +25,45 @@ void plain_clear(struct plain_attention *p);
 /* o, dq, dk, dv by rows of a full score matrix. */
 void plain_dense(struct plain_attention *p);
 
-/* Runs the operator on this rank's shard and writes this rank's rows of out->o, dq, dk, dv (inputs come from in). */
-enum uly_status plain_run(const struct plain_attention *in, struct plain_attention *out,
-                          struct uly_comm *comm, const char *backend, enum uly_dtype model,
-                          int heads_per_stage, int64_t token_tile);
+/* What the operator is asked for. */
+struct plain_case {
+    int64_t S;
+    int H, K, D;
+    const int64_t *starts; /* [n_docs] borrowed */
+    int64_t n_docs, window;
+    int ulysses, ring;   /* sizes */
+    int heads_per_stage; /* 0: all */
+    int64_t query_tile;  /* 0: all */
+    int64_t token_tile;
+    bool serial;
+    const char *backend;
+    enum uly_dtype model;
+    double gap; /* scores rise by this from each eighth of the keys to the next */
+    int slow;   /* above 0: ranks sleep at random before they fill and take, seeded by it */
+};
 
-/* Runs the operator over `ranks` threads on random input and fails the test where o, dq, dk or dv differs from plain
- * attention by more than tolerance times its largest value. */
-void plain_check(int ranks, int64_t S, int H, int K, int D, const int64_t *starts, int64_t n_docs,
-                 const char *backend, enum uly_dtype model, int per_stage, int64_t tile,
-                 double tolerance);
+/* What a rank measured. */
+struct plain_measures {
+    /* bytes sent to other ranks */
+    int64_t ulysses_forward, ulysses_backward, ring_forward, ring_backward;
+    /* high-water marks of the operator's buffers: activations, comm */
+    int64_t head_bytes, token_bytes;
+};
+
+/* Float64 on cpu:ref over one rank, all heads at once, one document of one token tile. */
+struct plain_case plain_case_small(int64_t S, int H, int K);
+
+/* Runs the operator on this rank's shard and writes this rank's rows of out->o, dq, dk, dv (inputs come from in). measures:
+ * this rank's, or NULL. */
+enum uly_status plain_run(const struct plain_case *c, const struct plain_attention *in,
+                          struct plain_attention *out, struct uly_comm *comm,
+                          struct plain_measures *measures);
+
+/* Runs it over ulysses * ring threads on random input. Errors e[4] of o, dq, dk, dv, each over the largest value of plain
+ * attention's; fails the test where a call fails. measures: [ranks], or NULL. */
+void plain_errors(const struct plain_case *c, double e[4], struct plain_measures *measures);
+
+/* Fails the test where one of the errors is above the tolerance. */
+void plain_check(const struct plain_case *c, double tolerance);
 
 #endif
