@@ -335,6 +335,11 @@ static void test_views(void **state)
     args.position = bed_vector(b, ULY_DTYPE_I64, 5);
     args.inv_freq = bed_vector(b, F32, 2);
     refused(uly_head_move(b->be, &args), "head_move: inv_freq", "float32");
+    args.inv_freq = bed_vector(b, ULY_DTYPE_F64, 2);
+    args.table = bed_vector(b, ULY_DTYPE_I32, 4);
+    refused(uly_head_move(b->be, &args), "head_move: table", "[4]");
+    args.table = bed_vector(b, ULY_DTYPE_I32, 5); /* the frequencies of one row are a [2, 1] here */
+    refused(uly_head_move(b->be, &args), "head_move: inv_freq", "[2]");
     args.src.dim = args.dst.dim = 3;
     refused(uly_head_move(b->be, &args), "head_move", "pairs");
     refused(uly_head_dot(b->be, &src.v, &src.v, &dst.v), "head_dot: out", "[5, 1]");

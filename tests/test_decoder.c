@@ -74,6 +74,28 @@ static void test_finite_differences(void **state)
     check_differences(c);
 }
 
+/* What families add: a norm of heads, a window on some layers, every rope type, and documents (1, 13, 1 and 8 tokens, and
+ * then 23) on both sides of the length that two of the types depend on. */
+static void test_finite_differences_of_families(void **state)
+{
+    (void)state;
+    struct model_case c = model_case_small(4, 2);
+    c.D = 4;
+    c.qk_norm = true;
+    c.window = 5;
+    c.layers_without_window = 1;
+    check_differences(c);
+    c.qkv_bias = true;
+    c.layers = 1;
+    c.D = 10; /* heads wider than the hidden size */
+    c.layers_without_window = 0;
+    for (int type = ULY_ROPE_LINEAR; type < ULY_ROPE_TYPES; type++) {
+        c.rope = (enum uly_rope_type)type;
+        c.checkpointing = type % 2 ? ULY_CHECKPOINT_NONE : ULY_CHECKPOINT_FULL;
+        check_differences(c);
+    }
+}
+
 static void check_same(const struct model_case *c, const struct model_result *got,
                        const struct model_result *want, int sp, double loss_tolerance,
                        double relative, double floor)
@@ -102,6 +124,29 @@ static void check_layouts(struct model_case c, double loss, double relative, dou
         model_result_clear(&many);
     }
     model_result_clear(&one);
+}
+
+/* Norms of heads, windows shorter and longer than a shard, and every rope type, several long documents among them. */
+static void test_layouts_of_families(void **state)
+{
+    (void)state;
+    static const int64_t documents[] = {0, 1, 18, 41, 41, 60}; /* 1, 17, 23, 0, 19 and 40 tokens */
+    static const int64_t windows[] = {0, 1, 7, 30};
+    for (int type = 0; type < ULY_ROPE_TYPES; type++)
+        for (int k = 0; k < 2; k++) {
+            struct model_case c = model_case_small(k ? 5 : 6, k ? 5 : 2);
+            c.D = 10;
+            c.rope = (enum uly_rope_type)type;
+            c.qk_norm = true;
+            c.qkv_bias = k;
+            c.window = windows[(type + 3 * k) % 4];
+            c.layers_without_window = type % 2;
+            c.heads_per_stage = k;
+            c.token_tile = 7;
+            give_rows(&c, 100, documents, 6);
+            check_layouts(c, 1e-12, 1e-11, 1e-13);
+            take_rows(&c);
+        }
 }
 
 /* In float64 a layout may differ from one rank by rounding only: 1e-11 leaves no room for a fault. */
@@ -264,12 +309,43 @@ static void test_documents_do_not_leak(void **state)
     }
 }
 
-/* A document's losses in a batch of several are those of the document alone. */
-static void test_document_alone(void **state)
+/* One layer with window W: a token changes itself and the W - 1 after it, to the bit no other. */
+static void test_windows_do_not_leak(void **state)
 {
     (void)state;
     static const int64_t starts[] = {0};
+    for (int64_t window = 1; window <= 9; window += 4)
+        for (int fast = 0; fast < 2; fast++) {
+            struct model_case c = model_case_small(4, 2);
+            struct model_result before, after;
+            c.backend = fast ? "cpu" : "cpu:ref";
+            c.dtype = fast ? ULY_DTYPE_F32 : ULY_DTYPE_F64;
+            c.layers = 1;
+            c.window = window;
+            give_rows(&c, 53, starts, 1);
+            for (int64_t i = 0; i < c.S; i++) /* every token has a loss */
+                ((int32_t *)(uintptr_t)c.labels)[i] = (int32_t)(i % c.V);
+            model_run(&c, 1, false, &before);
+            int32_t *ids = (int32_t *)(uintptr_t)c.ids;
+            ids[20] = (ids[20] + 1) % (int32_t)c.V;
+            model_run(&c, 1, false, &after);
+            for (int64_t i = 0; i < c.S; i++)
+                if ((before.losses[i] != after.losses[i]) != (i >= 20 && i < 20 + window))
+                    fail_msg("window %d: token %d %s", (int)window, (int)i,
+                             before.losses[i] == after.losses[i] ? "is the same" : "has changed");
+            model_result_clear(&before);
+            model_result_clear(&after);
+            take_rows(&c);
+        }
+}
+
+/* A document's losses in a batch of several are those of the document alone, also where the rope depends on its length: 23
+ * tokens are above the limit, of 37 others some are and some are not. */
+static void check_document_alone(enum uly_rope_type rope)
+{
+    static const int64_t starts[] = {0};
     struct model_case c = model_case_small(4, 2), alone;
+    c.rope = rope;
     struct model_result all, one;
     give_rows(&c, 53, several, 5);
     model_run(&c, 3, false, &all);
@@ -315,14 +391,30 @@ static void test_long_rows_to_the_bit(void **state)
     }
 }
 
+static void test_documents_alone(void **state)
+{
+    (void)state;
+    check_document_alone(ULY_ROPE_DEFAULT);
+    check_document_alone(ULY_ROPE_DYNAMIC);
+    check_document_alone(ULY_ROPE_LONGROPE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_finite_differences), cmocka_unit_test(test_layouts_float64),
-        cmocka_unit_test(test_layouts_float32),    cmocka_unit_test(test_layouts_bfloat16),
-        cmocka_unit_test(test_short_rows),         cmocka_unit_test(test_one_label_in_each_shard),
-        cmocka_unit_test(test_memory_options),     cmocka_unit_test(test_documents_do_not_leak),
-        cmocka_unit_test(test_document_alone),     cmocka_unit_test(test_long_rows_to_the_bit),
+        cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_layouts_float64),
+        cmocka_unit_test(test_layouts_float32),
+        cmocka_unit_test(test_layouts_bfloat16),
+        cmocka_unit_test(test_short_rows),
+        cmocka_unit_test(test_one_label_in_each_shard),
+        cmocka_unit_test(test_memory_options),
+        cmocka_unit_test(test_documents_do_not_leak),
+        cmocka_unit_test(test_documents_alone),
+        cmocka_unit_test(test_long_rows_to_the_bit),
+        cmocka_unit_test(test_finite_differences_of_families),
+        cmocka_unit_test(test_layouts_of_families),
+        cmocka_unit_test(test_windows_do_not_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

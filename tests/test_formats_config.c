@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "formats/config_json.h"
+#include "model/rope.h"
 #include "support/folder.h"
 
 #define OK(call) assert_int_equal((call), ULY_OK)
@@ -130,15 +131,20 @@ static void test_inv_freq(void **state)
     (void)state;
     struct uly_model_config c = {.head_dim = 128};
     double f[64];
-    c.rope = (struct uly_rope_config){ULY_ROPE_DEFAULT, 500000, 0, 0, 0, 0};
-    uly_rope_inv_freq(&c, f);
+    c.rope = (struct uly_rope_config){.type = ULY_ROPE_DEFAULT, .theta = 500000};
+    uly_rope_inv_freq(&c, 1, f);
     assert_true(f[0] == 1);
     assert_true(fabs(f[32] / 1.4142135623730951e-3 - 1) < 1e-14);
     assert_true(fabs(f[63] / (pow(500000, 1 / 64.0) / 500000) - 1) < 1e-13);
     double plain[64];
     memcpy(plain, f, sizeof f);
-    c.rope = (struct uly_rope_config){ULY_ROPE_LLAMA3, 500000, 8, 1, 4, 8192};
-    uly_rope_inv_freq(&c, f);
+    c.rope = (struct uly_rope_config){.type = ULY_ROPE_LLAMA3,
+                                      .theta = 500000,
+                                      .factor = 8,
+                                      .low_freq_factor = 1,
+                                      .high_freq_factor = 4,
+                                      .original_max_position_embeddings = 8192};
+    uly_rope_inv_freq(&c, 1, f);
     assert_true(f[0] == plain[0] && f[28] == plain[28]); /* wavelength 1956 < 8192 / 4 */
     assert_true(fabs(f[63] / (plain[63] / 8) - 1) < 1e-15);
     double wavelength = 2 * 3.14159265358979323846 / plain[32]; /* 4443: between 2048 and 8192 */
@@ -340,7 +346,7 @@ static void test_mutations(void **state)
             assert_true(c.head_dim > 0 && c.head_dim % 2 == 0 && c.hidden_size > 0);
             assert_true(c.rope.theta > 0 && c.vocab_size > 0 && c.num_hidden_layers > 0);
             double *f = malloc((size_t)c.head_dim / 2 * sizeof *f);
-            uly_rope_inv_freq(&c, f);
+            uly_rope_inv_freq(&c, 1, f);
             for (int i = 0; i < c.head_dim / 2; i++)
                 assert_true(f[i] >= 0 && f[i] <= DBL_MAX);
             free(f);

@@ -143,15 +143,17 @@ enum uly_rope_mode { ULY_ROPE_NONE, ULY_ROPE_FORWARD, ULY_ROPE_INVERSE };
  * better. src and dst may be the same places, not overlapping ones.
  * Rotation, Transformers' "rotate_half" pairing: with c, s = cos, sin of position * inv_freq[i], i < D/2,
  *   y[i] = x[i] c - x[i + D/2] s,  y[i + D/2] = x[i + D/2] c + x[i] s;  ULY_ROPE_INVERSE: s -> -s. y is then times
- * rope_scale (1 for default and llama3). Angles: position * inv_freq in double, reduced before the sine, so that positions
- * of millions stay exact to float32. */
+ * rope_scale (not 1 for yarn and longrope). Angles: position * inv_freq in double, reduced before the sine, so that
+ * positions of millions stay exact to float32. With a table, row i has frequencies of its own, inv_freq[table[i]]: rope
+ * types that depend on the length of a row's document (dynamic, longrope). */
 struct uly_head_move_args {
     struct uly_heads src, dst;
     bool accumulate;            /* add to what dst holds */
     struct uly_tensor bias;     /* optional, model, [n * D], added before the rotation */
     enum uly_rope_mode rope;    /* NONE: positions and inv_freq are not read */
     struct uly_tensor position; /* [rows] int64 */
-    struct uly_tensor inv_freq; /* [D/2] float64 */
+    struct uly_tensor inv_freq; /* [D/2] float64; with a table [tables, D/2], dense */
+    struct uly_tensor table;    /* optional, [rows] int32, each in [0, tables) */
     double rope_scale;
 };
 enum uly_status uly_head_move(struct uly_backend *be, const struct uly_head_move_args *args);

@@ -34,7 +34,14 @@ static enum uly_status check_rope(struct uly_check c, const struct uly_head_move
     ULY_FAIL_IF(src->dim % 2 != 0, ULY_ERR_INVALID,
                 "head_move: a head of %d numbers cannot be rotated in pairs", src->dim);
     ULY_TRY(uly_check_vector(c, "position", &args->position, ULY_BIT_I64, src->rows));
-    ULY_TRY(uly_check_vector(c, "inv_freq", &args->inv_freq, ULY_BIT_F64, src->dim / 2));
+    if (!uly_tensor_exists(&args->table))
+        return uly_check_vector(c, "inv_freq", &args->inv_freq, ULY_BIT_F64, src->dim / 2);
+    ULY_TRY(uly_check_vector(c, "table", &args->table, ULY_BIT_I32, src->rows));
+    ULY_TRY(uly_check_matrix(c, "inv_freq", &args->inv_freq, ULY_BIT_F64, args->inv_freq.shape[0],
+                             src->dim / 2));
+    ULY_FAIL_IF(args->inv_freq.shape[0] < 1 || !uly_tensor_is_dense(&args->inv_freq),
+                ULY_ERR_INVALID, "head_move: inv_freq has %lld tables, or rows apart",
+                (long long)args->inv_freq.shape[0]);
     return ULY_OK;
 }
 

@@ -11,6 +11,7 @@
 #include "cli/cli.h"
 #include "formats/safetensors.h"
 #include "formats/tokenizer.h"
+#include "model/rope.h"
 #include "train/text.h"
 
 #define COUNT(n) uly_text_count((n), &(struct uly_text){{0}})
@@ -43,7 +44,7 @@ static void print_config(const struct uly_model_config *c)
     printf("attention     %d heads of %d, %d kv heads%s\n", c->num_attention_heads, c->head_dim,
            c->num_key_value_heads, c->qkv_bias ? ", with biases" : "");
     printf("positions     at most %s, rope %s, theta %.9g\n", COUNT(c->max_position_embeddings),
-           c->rope.type == ULY_ROPE_LLAMA3 ? "llama3" : "default", c->rope.theta);
+           uly_rope_type_name(c->rope.type), c->rope.theta);
     if (c->rope.type == ULY_ROPE_LLAMA3)
         printf("              factor %g, low %g, high %g, original %s\n", c->rope.factor,
                c->rope.low_freq_factor, c->rope.high_freq_factor,

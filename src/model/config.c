@@ -1,32 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 #include "model/config.h"
 
-#include <math.h>
-
-/* Transformers' _compute_llama3_parameters: long wavelengths are stretched by factor, short ones kept, and those between
- * blended linearly in (original length / wavelength). */
-static double llama3_frequency(const struct uly_rope_config *rope, double frequency)
+int64_t uly_config_window(const struct uly_model_config *config, int layer)
 {
-    static const double two_pi = 6.283185307179586476925286766559;
-    double original = (double)rope->original_max_position_embeddings;
-    double wavelength = two_pi / frequency;
-    if (wavelength > original / rope->low_freq_factor)
-        return frequency / rope->factor;
-    if (wavelength < original / rope->high_freq_factor)
-        return frequency;
-    double smooth = (original / wavelength - rope->low_freq_factor) /
-                    (rope->high_freq_factor - rope->low_freq_factor);
-    return (1 - smooth) * frequency / rope->factor + smooth * frequency;
+    if (config->sliding_window == 0 || layer < 0 || layer >= ULY_MAX_LAYERS)
+        return 0;
+    return config->window_layers[layer / 8] >> (layer % 8) & 1 ? config->sliding_window : 0;
 }
 
-void uly_rope_inv_freq(const struct uly_model_config *config, double *out)
+void uly_config_set_window(struct uly_model_config *config, int layer)
 {
-    for (int i = 0; i < config->head_dim / 2; i++) {
-        double frequency = pow(config->rope.theta, -2.0 * i / config->head_dim);
-        if (config->rope.type == ULY_ROPE_LLAMA3)
-            frequency = llama3_frequency(&config->rope, frequency);
-        out[i] = frequency;
-    }
+    ULY_BUG_ON(layer < 0 || layer >= ULY_MAX_LAYERS);
+    config->window_layers[layer / 8] =
+        (uint8_t)(config->window_layers[layer / 8] | 1u << (layer % 8));
+}
+
+int uly_config_window_layers(const struct uly_model_config *config)
+{
+    int n = 0;
+    for (int layer = 0; config->sliding_window > 0 && layer < config->num_hidden_layers; layer++)
+        n += uly_config_window(config, layer) > 0;
+    return n;
 }
 
 double uly_model_flops_per_token(const struct uly_model_config *config, int64_t S)
@@ -37,5 +31,9 @@ double uly_model_flops_per_token(const struct uly_model_config *config, int64_t 
     double q = (double)config->num_attention_heads * config->head_dim;
     double kv = (double)config->num_key_value_heads * config->head_dim;
     double matrices = L * (2 * E * q + 2 * E * kv + 3 * E * F);
-    return 6 * matrices + 6 * V * E + 6 * L * q * (double)S;
+    double W = (double)config->sliding_window, all = (double)S / 2, few = all;
+    if (config->sliding_window < S)
+        few = W - W * W / (2 * (double)S);
+    double with_window = uly_config_window_layers(config);
+    return 6 * matrices + 6 * V * E + 12 * q * ((L - with_window) * all + with_window * few);
 }

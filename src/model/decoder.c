@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "model/decoder_impl.h"
+#include "model/rope.h"
 
 /* ------------------------------------------------------------------ making it */
 
@@ -46,7 +47,10 @@ static enum uly_status make_layer_buffers(struct uly_decoder *d, struct uly_memo
     struct uly_arena *arena = &memory->arena[ULY_LIFE_ACTIVATIONS];
     int64_t s = d->max_s, half = d->config->head_dim / 2;
     enum uly_dtype dkv = uly_cp_dkv_dtype(d->cp);
-    ULY_TRY(uly_tensor_new(arena, "inv_freq", ULY_DTYPE_F64, 1, half, 1, 1, &d->inv_freq));
+    int64_t tables = uly_rope_max_tables(d->config, d->options.max_tokens);
+    ULY_TRY(uly_tensor_new(arena, "inv_freq", ULY_DTYPE_F64, 2, tables, half, 1, &d->inv_freq));
+    if (uly_rope_limit(d->config) > 0)
+        ULY_TRY(uly_tensor_new(arena, "rope tables", ULY_DTYPE_I32, 1, s, 1, 1, &d->rope_table));
     ULY_TRY(uly_tensor_new(arena, "ids", ULY_DTYPE_I32, 1, s, 1, 1, &d->ids));
     ULY_TRY(uly_tensor_new(arena, "labels", ULY_DTYPE_I32, 1, s, 1, 1, &d->labels));
     ULY_TRY(uly_tensor_new(arena, "positions", ULY_DTYPE_I64, 1, s, 1, 1, &d->position));
@@ -76,6 +80,8 @@ static enum uly_status make_tiles(struct uly_decoder *d, struct uly_memory *memo
     ULY_TRY(make(memory, life, "tile v", model, T, d->kv_width, &d->v_t));
     if (training)
         ULY_TRY(make(memory, life, "tile dO", model, T, d->q_width, &d->d_o_t));
+    if (training && d->config->qk_norm)
+        ULY_TRY(make(memory, life, "tile before norm", model, T, d->q_width, &d->d_raw_t));
     uly_arena_release(arena, mark);
     ULY_TRY(make(memory, life, "tile mid", model, T, E, &d->mid_t));
     ULY_TRY(make(memory, life, "tile gate", model, T, F, &d->gate_t));
@@ -166,6 +172,7 @@ enum uly_status uly_decoder_create(const struct uly_model_config *config, struct
     d->acc = options->dtype == ULY_DTYPE_F64 ? ULY_DTYPE_F64 : ULY_DTYPE_F32;
     d->max_s = uly_layout_max_count(options->max_tokens, mesh->ring_size, mesh->ulysses_size);
     d->q_width = config->num_attention_heads * config->head_dim;
+    d->rope_scale = uly_rope_scale(config);
     d->kv_width = config->num_key_value_heads * config->head_dim;
     d->tile = choose_tile(d);
     d->loss_tile = choose_loss_tile(d);
@@ -291,6 +298,50 @@ static void fill_positions(const struct uly_batch *batch, struct uly_segment seg
     }
 }
 
+static int64_t document_length(const struct uly_batch *batch, int64_t doc)
+{
+    return (doc + 1 < batch->n_docs ? batch->starts[doc + 1] : batch->S) - batch->starts[doc];
+}
+
+/* The tables of rope.h: one, or as many as the documents' lengths ask for. */
+static enum uly_status write_frequencies(struct uly_decoder *d, const struct uly_batch *batch)
+{
+    double inv_freq[ULY_MAX_HEAD_DIM / 2];
+    int64_t limit = uly_rope_limit(d->config), longer = 0, written = 1;
+    uly_rope_inv_freq(d->config, limit, inv_freq);
+    ULY_TRY(uly_tensor_write(d->be, uly_tensor_rows(d->inv_freq, 0, 1), inv_freq));
+    for (int64_t doc = 0; limit > 0 && doc < batch->n_docs; doc++) {
+        int64_t length = document_length(batch, doc);
+        int64_t table = uly_rope_table_of(d->config, length, longer);
+        longer += length > limit;
+        if (table < written)
+            continue;
+        uly_rope_inv_freq(d->config, length, inv_freq);
+        ULY_TRY(uly_tensor_write(d->be, uly_tensor_rows(d->inv_freq, table, 1), inv_freq));
+        written = table + 1;
+    }
+    return ULY_OK;
+}
+
+/* The table of each token of a segment, whose first row is d->s. */
+static enum uly_status write_tables(struct uly_decoder *d, const struct uly_batch *batch,
+                                    struct uly_segment segment)
+{
+    int32_t *out = d->host_room;
+    int64_t limit = uly_rope_limit(d->config), longer = 0, end = segment.start + segment.count;
+    if (!uly_tensor_exists(&d->rope_table))
+        return ULY_OK;
+    for (int64_t doc = 0; doc < batch->n_docs && batch->starts[doc] < end; doc++) {
+        int64_t length = document_length(batch, doc), first = batch->starts[doc];
+        int32_t table = (int32_t)uly_rope_table_of(d->config, length, longer);
+        longer += length > limit;
+        for (int64_t i = first > segment.start ? first : segment.start;
+             i < first + length && i < end; i++)
+            out[i - segment.start] = table;
+    }
+    return uly_tensor_write(d->be, uly_tensor_rows(d->rope_table, d->s, segment.count), out);
+}
+
 static enum uly_status check_batch(const struct uly_decoder *d, const struct uly_batch *batch)
 {
     ULY_FAIL_IF(batch->S < 0 || batch->S > d->options.max_tokens, ULY_ERR_INVALID,
@@ -313,14 +364,13 @@ static enum uly_status enter_batch(struct uly_decoder *d, const struct uly_batch
     d->mask = (struct uly_mask){.S = batch->S, .starts = batch->starts, .n_docs = batch->n_docs};
     d->n_segments = uly_layout(batch->S, m->ring_size, m->ulysses_size, m->ring_rank,
                                m->ulysses_rank, d->segment);
-    double inv_freq[256]; /* head_dim <= 512 is checked when config.json is read */
-    uly_rope_inv_freq(d->config, inv_freq);
-    ULY_TRY(uly_tensor_write(d->be, d->inv_freq, inv_freq));
+    ULY_TRY(write_frequencies(d, batch));
     d->s = 0;
     for (int i = 0; i < d->n_segments; i++) {
         struct uly_segment g = d->segment[i];
         fill_positions(batch, g, (int64_t *)d->host_room);
         ULY_TRY(uly_tensor_write(d->be, uly_tensor_rows(d->position, d->s, g.count), d->host_room));
+        ULY_TRY(write_tables(d, batch, g));
         ULY_TRY(
             uly_tensor_write(d->be, uly_tensor_rows(d->ids, d->s, g.count), batch->ids + g.start));
         ULY_TRY(uly_tensor_write(d->be, uly_tensor_rows(d->labels, d->s, g.count),

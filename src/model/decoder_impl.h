@@ -35,7 +35,9 @@ struct uly_decoder {
     uly_progress_fn progress;
     void *progress_context;
 
-    struct uly_tensor inv_freq;              /* [D/2] float64 */
+    struct uly_tensor inv_freq;   /* [tables, D/2] float64 */
+    struct uly_tensor rope_table; /* [s] int32; absent where there is one table */
+    double rope_scale;
     struct uly_tensor ids, labels, position; /* [s] int32, int32, int64 */
     struct uly_tensor *block_in; /* [n_block_in], owned list; layer l reads l % n_block_in */
     int n_block_in;
@@ -46,6 +48,7 @@ struct uly_decoder {
 
     struct uly_tensor h_t, dh_t, mid_t;     /* [T, E] model, acc, model */
     struct uly_tensor q_t, k_t, v_t, d_o_t; /* [T, H*D], [T, K*D] twice, [T, H*D] */
+    struct uly_tensor d_raw_t;              /* [T, H*D]; q/k norm only */
     struct uly_tensor gate_t, up_t, act_t;  /* [T, F] */
     struct uly_tensor logits_t, dlogits_t;  /* [loss tile, V] acc, model */
 

@@ -39,6 +39,15 @@ static int add_bias(struct uly_params *params, bool present, int layer, const ch
                    : -1;
 }
 
+/* The norm of every head of a projection: one weight of head_dim for all of them. */
+static int add_head_norm(const struct uly_model_config *c, struct uly_params *params, int layer,
+                         const char *name)
+{
+    return c->qk_norm ? add_param(params, ULY_PARAM_NORM, c->head_dim, 0,
+                                  "model.layers.%d.%s.weight", layer, name)
+                      : -1;
+}
+
 static void add_layer(const struct uly_model_config *c, struct uly_params *params, int layer)
 {
     struct uly_layer_params *l = &params->layers[layer];
@@ -55,6 +64,8 @@ static void add_layer(const struct uly_model_config *c, struct uly_params *param
     l->k_bias = add_bias(params, c->qkv_bias, layer, "self_attn.k_proj", kv);
     l->v_bias = add_bias(params, c->qkv_bias, layer, "self_attn.v_proj", kv);
     l->o_bias = add_bias(params, c->o_bias, layer, "self_attn.o_proj", E);
+    l->q_norm = add_head_norm(c, params, layer, "self_attn.q_norm");
+    l->k_norm = add_head_norm(c, params, layer, "self_attn.k_norm");
     l->post_norm = add_param(params, ULY_PARAM_NORM, E, 0,
                              "model.layers.%d.post_attention_layernorm.weight", layer);
     l->gate = add_linear(params, layer, "mlp.gate_proj", F, E);
@@ -67,7 +78,7 @@ static void add_layer(const struct uly_model_config *c, struct uly_params *param
 
 enum uly_status uly_params_init(const struct uly_model_config *config, struct uly_params *out)
 {
-    enum { PER_LAYER = 16, OUTSIDE = 3 };
+    enum { PER_LAYER = 18, OUTSIDE = 3 };
     struct uly_params params = {0};
     int L = config->num_hidden_layers;
     ULY_TRY(ULY_ALLOC(&params.list, (size_t)L * PER_LAYER + OUTSIDE));

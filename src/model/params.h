@@ -27,6 +27,7 @@ struct uly_param {
 struct uly_layer_params {
     int input_norm, post_norm;
     int q, k, v, o, q_bias, k_bias, v_bias, o_bias;
+    int q_norm, k_norm; /* [D] */
     int gate, up, down, gate_bias, up_bias, down_bias;
 };
 

@@ -53,33 +53,59 @@ void model_make_rows(int64_t S, int64_t V, const int64_t *starts, int64_t n_docs
     }
 }
 
+struct uly_rope_config model_rope_of(enum uly_rope_type type, int D)
+{
+    struct uly_rope_config r = {.type = type, .theta = 10000};
+    if (type != ULY_ROPE_DEFAULT) {
+        r.factor = type == ULY_ROPE_LLAMA3 ? 8 : 4;
+        r.original_max_position_embeddings = MODEL_ROPE_ORIGINAL;
+    }
+    if (type == ULY_ROPE_LLAMA3) {
+        r.theta = 500000;
+        r.low_freq_factor = 1;
+        r.high_freq_factor = 4;
+        r.original_max_position_embeddings = 64;
+    }
+    if (type == ULY_ROPE_YARN) {
+        r.beta_fast = 4; /* so that heads of 4 or 8 have fast and slow dimensions */
+        r.beta_slow = 1;
+        r.truncate = true;
+    }
+    for (int i = 0; type == ULY_ROPE_LONGROPE && i < D / 2; i++) {
+        r.short_factor[i] = 1 + 0.25 * i;
+        r.long_factor[i] = 1.5 + i;
+    }
+    return r;
+}
+
 struct uly_model_config model_config_of(const struct model_case *c)
 {
-    struct uly_model_config config = {.architecture = "LlamaForCausalLM",
-                                      .model_type = "llama",
-                                      .hidden_size = c->E,
-                                      .intermediate_size = c->F,
-                                      .vocab_size = c->V,
-                                      .max_position_embeddings = 4096,
-                                      .num_hidden_layers = c->layers,
-                                      .num_attention_heads = c->H,
-                                      .num_key_value_heads = c->K,
-                                      .head_dim = c->D,
-                                      .rms_norm_eps = 1e-5,
-                                      .initializer_range = 0.02,
-                                      .tie_word_embeddings = c->tied,
-                                      .qkv_bias = c->qkv_bias,
-                                      .o_bias = c->o_bias,
-                                      .mlp_bias = c->mlp_bias,
-                                      .rope = {.type = ULY_ROPE_DEFAULT, .theta = 10000},
-                                      .dtype = c->dtype};
-    if (c->llama3)
-        config.rope = (struct uly_rope_config){.type = ULY_ROPE_LLAMA3,
-                                               .theta = 500000,
-                                               .factor = 8,
-                                               .low_freq_factor = 1,
-                                               .high_freq_factor = 4,
-                                               .original_max_position_embeddings = 64};
+    struct uly_model_config config = {
+        .architecture = "LlamaForCausalLM",
+        .model_type = "llama",
+        .hidden_size = c->E,
+        .intermediate_size = c->F,
+        .vocab_size = c->V,
+        .max_position_embeddings = 4096,
+        .num_hidden_layers = c->layers,
+        .num_attention_heads = c->H,
+        .num_key_value_heads = c->K,
+        .head_dim = c->D,
+        .rms_norm_eps = 1e-5,
+        .initializer_range = 0.02,
+        .tie_word_embeddings = c->tied,
+        .qkv_bias = c->qkv_bias,
+        .o_bias = c->o_bias,
+        .mlp_bias = c->mlp_bias,
+        .qk_norm = c->qk_norm,
+        .sliding_window = c->window,
+        .rope = model_rope_of(c->llama3 ? ULY_ROPE_LLAMA3 : c->rope, c->D),
+        .dtype = c->dtype};
+    if (c->rope == ULY_ROPE_DYNAMIC)
+        config.max_position_embeddings = MODEL_ROPE_ORIGINAL;
+    for (int layer = 0; c->window > 0 && layer < c->layers; layer++)
+        if (!(c->layers_without_window >> layer & 1))
+            uly_config_set_window(&config, layer);
     return config;
 }
 

@@ -11,7 +11,10 @@
 struct model_case {
     int H, K, D, layers;
     int64_t E, F, V;
-    bool tied, qkv_bias, o_bias, mlp_bias, llama3;
+    bool tied, qkv_bias, o_bias, mlp_bias, llama3, qk_norm;
+    enum uly_rope_type rope;        /* sizes as in model_rope_of; llama3 above is ULY_ROPE_LLAMA3 */
+    int64_t window;                 /* 0: none */
+    uint32_t layers_without_window; /* bit l: layer l sees everything all the same */
     const char *backend;
     enum uly_dtype dtype;
     enum uly_checkpointing checkpointing;
@@ -41,6 +44,11 @@ struct model_result {
  * every dtype starts equal. Masters too, where they are tensors of their own. */
 struct uly_model_config model_config_of(const struct model_case *c);
 void model_fill_weights(const struct model_case *c, struct uly_params *params);
+
+/* Settings of a rope type for heads of D: the original length (of dynamic the maximum of positions) is
+ * MODEL_ROPE_ORIGINAL, so that documents of a few dozen tokens lie on both sides of it. */
+enum { MODEL_ROPE_ORIGINAL = 16 };
+struct uly_rope_config model_rope_of(enum uly_rope_type type, int D);
 
 /* Defaults of a case: float64 on cpu:ref, full checkpointing, no documents yet. */
 struct model_case model_case_small(int H, int K);

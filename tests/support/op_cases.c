@@ -310,8 +310,8 @@ static void run_head_move_plain(struct bed *b, struct kind kind, int variant)
 /* variant % 4: forward, forward with bias and scale, inverse accumulating from acc, inverse in place. */
 static void run_head_move_rope(struct bed *b, struct kind kind, int variant)
 {
-    struct heads_size s = heads_sizes[variant / 4];
-    int mode = variant % 4;
+    struct heads_size s = heads_sizes[variant / 5];
+    int mode = variant % 5;
     struct bed_heads src, dst;
     random_token_heads(b, &src, mode == 2 ? kind.acc : kind.model, s, 1);
     bed_block_heads(b, &dst, kind.model, s.n, s.rows, s.dim, true);
@@ -336,6 +336,15 @@ static void run_head_move_rope(struct bed *b, struct kind kind, int variant)
     }
     if (mode == 3)
         args.dst = args.src;
+    if (mode == 4) { /* rows with frequencies of their own, in any order */
+        args.table = bed_vector(b, ULY_DTYPE_I32, s.rows);
+        args.inv_freq = bed_matrix(b, ULY_DTYPE_F64, 3, s.dim / 2, 0);
+        for (int64_t i = 0; i < s.rows; i++)
+            bed_set(args.table, i, 0, (double)((i * 5 + 2) % 3));
+        for (int i = 0; i < 3 * (s.dim / 2); i++)
+            bed_set(args.inv_freq, i / (s.dim / 2), i % (s.dim / 2),
+                    pow(10000 * (1 + i / (s.dim / 2)), -2.0 * (i % (s.dim / 2)) / s.dim));
+    }
     bed_ok(uly_head_move(b->be, &args));
     bed_output(b, "dst", args.dst.t, BED_ROUNDED);
 }
@@ -530,7 +539,7 @@ static const struct op_case cases[] = {
     {"swiglu in place", N_SIZES, run_swiglu_alias},
     {"embed", N_SIZES, run_embed},
     {"head_move", N_HEADS_SIZES, run_head_move_plain},
-    {"head_move with rope", 4 * N_HEADS_SIZES, run_head_move_rope},
+    {"head_move with rope", 5 * N_HEADS_SIZES, run_head_move_rope},
     {"head_dot", N_HEADS_SIZES, run_head_dot},
     {"attention_fwd", N_ATTENTIONS, run_attention_fwd},
     {"attention_bwd", N_ATTENTIONS, run_attention_bwd},

@@ -12,6 +12,7 @@ struct move {
     struct uly_span src, dst, bias;
     const int64_t *position;
     const double *inv_freq;
+    const int32_t *table; /* NULL: all rows have the first frequencies */
 };
 
 static struct uly_span head_row(struct uly_span s, const struct uly_heads *v, int h, int64_t row)
@@ -37,11 +38,12 @@ static void rotate_row(const struct move *m, int64_t row)
     const struct uly_head_move_args *args = m->args;
     float c[ULY_CPU_CHUNK], s[ULY_CPU_CHUNK];
     int64_t half = args->src.dim / 2;
+    const double *inv_freq = m->inv_freq + (m->table ? m->table[row] * half : 0);
     /* the inverse turns by the opposite angle */
     double position = (double)m->position[row] * (args->rope == ULY_ROPE_INVERSE ? -1 : 1);
     for (int64_t first = 0; first < half; first += ULY_CPU_CHUNK) {
         int64_t n = half - first < ULY_CPU_CHUNK ? half - first : ULY_CPU_CHUNK;
-        m->kernels->angles(position, m->inv_freq + first, n, (float)args->rope_scale, c, s);
+        m->kernels->angles(position, inv_freq + first, n, (float)args->rope_scale, c, s);
         for (int h = 0; h < args->src.n; h++)
             m->kernels->rotate(head_row(m->src, &args->src, h, row), bias_of(m, h),
                                head_row(m->dst, &args->dst, h, row), args->accumulate, first, half,
@@ -72,6 +74,8 @@ enum uly_status uly_cpu_head_move(struct uly_backend *be, const struct uly_head_
     if (args->rope != ULY_ROPE_NONE) {
         m.position = uly_tensor_address(args->position);
         m.inv_freq = uly_tensor_address(args->inv_freq);
+        if (uly_tensor_exists(&args->table))
+            m.table = uly_tensor_address(args->table);
     }
     uly_cpu_for(be, (args->src.rows + ITEM_ROWS - 1) / ITEM_ROWS, move_item, &m);
     return ULY_OK;

@@ -30,6 +30,8 @@ static void move_rotated(const struct uly_head_move_args *args, int h, int64_t r
     const double *inv_freq = uly_tensor_address(args->inv_freq);
     double sign = args->rope == ULY_ROPE_INVERSE ? -1 : 1;
     int half = args->src.dim / 2;
+    if (uly_tensor_exists(&args->table))
+        inv_freq += ((const int32_t *)uly_tensor_address(args->table))[row] * (int64_t)half;
     for (int i = 0; i < half; i++) {
         double angle = (double)position[row] * inv_freq[i];
         double c = cos(angle), s = sign * sin(angle);
