@@ -454,8 +454,9 @@ static void test_no_memory(void **state)
 /* ------------------------------------------------------------------ train and eval */
 
 static struct uly_train_options t;
-static const struct uly_model_config config = {.num_attention_heads = 7,
-                                               .max_position_embeddings = 4096};
+static const struct uly_model_config config = {
+    .num_attention_heads = 8, .num_key_value_heads = 4, .max_position_embeddings = 4096};
+static struct uly_method_request asked;
 #define MUST "--model m --data a.txt --output-dir o "
 
 static enum uly_status train_parse(const char *line)
@@ -472,7 +473,7 @@ static enum uly_status train_resolve(const char *line, int world)
     if (status == ULY_OK)
         status = uly_train_options_check(&t, false);
     if (status == ULY_OK)
-        status = uly_train_options_resolve(&t, world, &config);
+        status = uly_train_options_resolve(&t, world, NULL, &config, &asked);
     return status;
 }
 
@@ -540,18 +541,58 @@ static void test_layout(void **state)
     accepted("--ulysses-size 2 --method ulysses --ring-size 1", 4);
     assert_int_equal(t.sp_size * 100 + t.dp_size, 202);
     uly_options_clear(&options);
+    accepted("--ring-size 2 --method ring", 4);
+    assert_int_equal(t.sp_size * 100 + t.dp_size, 202);
+    uly_options_clear(&options);
+    accepted("--ring-size 2 --ulysses-size 2", 8); /* both sizes leave no doubt */
+    assert_int_equal(t.sp_size * 100 + t.dp_size, 402);
+    assert_int_equal(t.method, ULY_METHOD_USP);
+    uly_options_clear(&options);
+    accepted("--ring-size 2", 8); /* one does: all ranks */
+    assert_int_equal(t.sp_size * 100 + t.dp_size, 801);
+    assert_int_equal(t.ulysses_size, 4);
+    assert_int_equal(t.heads_per_stage, 2);
+    uly_options_clear(&options);
     refused("--sp-size 4", 6, "--sp-size 4 does not divide the 6 ranks; these do: 1, 2, 3, 6");
     refused("--dp-size 4", 6, "--dp-size 4 does not divide the 6 ranks");
     refused("--sp-size 2 --dp-size 2", 8, "is 4, but there are 8 ranks");
     refused("--sp-size 2 --nproc 3", 3, "does not divide the 3 ranks");
-    refused("--ring-size 2", 2, "--ring-size 2 is not there yet");
-    refused("--sp-size 4 --ulysses-size 2", 4, "--ulysses-size 2 is not --sp-size 4");
-    refused("--method upipe", 2, "--method upipe is not there yet; --method ulysses is");
-    accepted("--heads-per-stage 4", 2); /* ceil(7 / 2): all of them */
-    assert_int_equal(t.heads_per_stage, 0);
+}
+
+/* The options reach the method: tests/test_method.c has its rules. With --nproc the sizes are refused before there are ranks
+ * and a model. */
+static void test_method_options(void **state)
+{
+    (void)state;
+    accepted("--method upipe", 2);
+    assert_int_equal(t.method, ULY_METHOD_UPIPE);
+    assert_int_equal(t.heads_per_stage, 1);
     uly_options_clear(&options);
-    refused("--heads-per-stage 3", 2, "--heads-per-stage 3 is not there yet");
-    refused("--heads-per-stage 5", 2, "more than the 4 of a rank");
+    accepted("--method=ring --heads_per_stage 3", 2);
+    assert_int_equal(t.ring_size * 10 + t.ulysses_size, 21);
+    assert_int_equal(t.heads_per_stage, 3);
+    uly_options_clear(&options);
+    accepted("--query-tile 512 --method upipe --heads-per-stage 2", 2);
+    assert_int_equal(t.query_tile, 512);
+    assert_int_equal(t.heads_per_stage, 2);
+    uly_options_clear(&options);
+    accepted("", 2);
+    assert_int_equal(asked.method, ULY_METHOD_AUTO); /* what was asked outlives the choice */
+    assert_int_equal(t.method, ULY_METHOD_ULYSSES);
+    assert_int_equal(t.heads_per_stage, 4);
+    uly_options_clear(&options);
+    refused("--sp-size 4 --ulysses-size 3", 4,
+            "--ulysses-size 3 does not divide --sp-size 4; these do: 1, 2, 4");
+    refused("--heads-per-stage 0", 2, "--heads-per-stage takes a whole number, at least 1");
+    refused("--heads-per-stage 5", 2, "--heads-per-stage 5 is more than the 4 of a rank");
+    assert_int_equal(train_parse("--nproc 4 --ulysses-size 4 --ring-size 4"), ULY_OK);
+    assert_int_equal(uly_train_options_check(&t, false), ULY_ERR_USAGE);
+    assert_non_null(strstr(uly_error_message(), "1 x 4, 2 x 2, 4 x 1"));
+    uly_options_clear(&options);
+    assert_int_equal(train_parse("--nproc 4 --method ring --ulysses-size 4"), ULY_OK);
+    assert_int_equal(uly_train_options_check(&t, false), ULY_ERR_USAGE);
+    assert_non_null(strstr(uly_error_message(), "--method ring exchanges no heads"));
+    uly_options_clear(&options);
 }
 
 static void test_batch(void **state)
@@ -612,6 +653,9 @@ static void test_answers(void **state)
                     fail_msg("%s: %s", line, uly_error_message());
                 uly_options_clear(&options);
             }
+    refused("--cp_size 4", 1, "--cp_size is not an option of ulysses train: type --sp-size N");
+    refused("--ring_degree 2", 1, "type --ring-size N");
+    refused("--ulysses-degree 2", 1, "type --ulysses-size N");
     refused("--bf16", 1, "--bf16 is not an option of ulysses train: type --dtype bfloat16");
     refused("--save-steps 100", 1, "--save-steps is not there yet");
     refused("--gradient-checkpointing attention", 1, "is not there yet");
@@ -628,7 +672,7 @@ static void test_eval(void **state)
                                 "--model m --data a b --json --dump-losses f --max-length 9"),
                      ULY_OK);
     assert_int_equal(uly_train_options_check(&t, true), ULY_OK);
-    assert_int_equal(uly_train_options_resolve(&t, 3, &config), ULY_OK);
+    assert_int_equal(uly_train_options_resolve(&t, 3, NULL, &config, &asked), ULY_OK);
     assert_true(t.json);
     assert_int_equal(t.sp_size, 3);
     assert_int_equal(t.data.n, 2);
@@ -646,17 +690,22 @@ static void test_train_round_trip(void **state)
 {
     char line[256];
     (void)state;
-    accepted("--sp-size 2 --global-batch-size 6 --validation-split 0.25 --time-limit 2h", 4);
+    accepted("--sp-size 2 --global-batch-size 6 --validation-split 0.25 --time-limit 2h "
+             "--method usp --ring-size 2",
+             4);
     snprintf(path, sizeof path, "%s/options.json", folder);
     assert_int_equal(uly_options_write_json(&options, path), ULY_OK);
     uly_options_clear(&options);
     snprintf(line, sizeof line, "--config-file %s", path);
     assert_int_equal(parse_with(uly_train_option_table(), &t, line), ULY_OK);
     assert_int_equal(uly_train_options_check(&t, false), ULY_OK);
-    assert_int_equal(uly_train_options_resolve(&t, 4, &config), ULY_OK);
+    assert_int_equal(uly_train_options_resolve(&t, 4, NULL, &config, &asked), ULY_OK);
     assert_string_equal(t.model, "m");
     assert_string_equal(t.data.items[0], "a.txt");
     assert_int_equal(t.sp_size * 100 + t.dp_size, 202);
+    assert_int_equal(t.method, ULY_METHOD_USP);
+    assert_int_equal(t.ring_size * 10 + t.ulysses_size, 21);
+    assert_int_equal(t.heads_per_stage, 2);
     assert_int_equal(t.global_batch_size, 6);
     assert_int_equal(t.gradient_accumulation_steps, 3);
     assert_int_equal(t.max_length, 4096);
@@ -679,23 +728,15 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_units),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_config_file),
-        cmocka_unit_test(test_bad_config),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_train_defaults),
-        cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_train_round_trip),
+        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_units),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_names),          cmocka_unit_test(test_help),
+        cmocka_unit_test(test_config_file),    cmocka_unit_test(test_bad_config),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_train_defaults), cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_method_options), cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_schedules),      cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_eval),           cmocka_unit_test(test_train_round_trip),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -173,6 +173,13 @@ const char *uly_comm_host_name(const struct uly_comm *comm, int rank)
     return comm->host_names[rank];
 }
 
+void uly_comm_set_host_names(struct uly_comm *comm, const char *const *names)
+{
+    for (int r = 0; r < comm->size; r++)
+        snprintf(comm->host_names[r], ULY_HOST_BYTES, "%s", names[r]);
+    uly_comm_number_hosts(comm);
+}
+
 /* ------------------------------------------------------------------ split */
 
 /* This rank's part of the division, from every rank's (color, key) in `pairs`. members: [size], filled. */

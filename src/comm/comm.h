@@ -49,6 +49,9 @@ int uly_comm_size(const struct uly_comm *comm);
 const int *uly_comm_hosts(const struct uly_comm *comm);
 /* Name of the machine of a rank; owned by comm. */
 const char *uly_comm_host_name(const struct uly_comm *comm, int rank);
+/* Names the machines by hand, names[rank] the same on every rank; splits made later inherit them. For tests, whose ranks
+ * are all on one. */
+void uly_comm_set_host_names(struct uly_comm *comm, const char *const *names);
 
 void uly_comm_set_timeout(struct uly_comm *comm, double seconds); /* 0: wait for ever (default) */
 /* Largest message handed to the library at once, bytes, the same on every rank (MPI only; default and most 1 GiB, or rank

@@ -14,6 +14,10 @@
 #define EVAL_DATA_ANSWER "type --eval-data FILE..., or --validation-split F"
 #define LENGTH_ANSWER    "type --max-length N, the most tokens of a row"
 #define SP_ANSWER        "type --sp-size N, the ranks that share each sequence"
+#define ULYSSES_ANSWER   "type --ulysses-size N (and --method usp for the product with a ring)"
+#define RING_ANSWER      "type --ring-size N (with --method ring, or usp beside --ulysses-size)"
+#define STAGE_ANSWER     "type --heads-per-stage N, the query heads of a rank in one stage"
+#define METHOD_ANSWER    "type --method ulysses, upipe, ring, usp or auto"
 #define NO_TP_ANSWER                                                                               \
     "weights are not split over ranks; --sp-size N splits the sequence, --dp-size N the rows"
 #define ZERO_ANSWER                                                                                \
@@ -96,11 +100,22 @@ const struct uly_option_answer uly_foreign_options[] = {
     {"sequence-parallel-size", NULL, SP_ANSWER},
     {"sequence-parallel-degree", NULL, SP_ANSWER},
     {"ulysses-sequence-parallel-size", NULL, SP_ANSWER},
-    {"ulysses-degree", NULL, SP_ANSWER},
+    {"ulysses-degree", NULL, ULYSSES_ANSWER},
+    {"ulysses-sp-size", NULL, ULYSSES_ANSWER},
+    {"sp-ulysses-degree", NULL, ULYSSES_ANSWER},
     {"sequence-parallel", NULL,
      "Megatron's splits the norms of tensor parallelism; here --sp-size N splits the sequence"},
-    {"ring-degree", NULL, "ring attention is not there yet; type --sp-size N"},
-    {"ring-attn-size", NULL, "ring attention is not there yet; type --sp-size N"},
+    {"ring-degree", NULL, RING_ANSWER},
+    {"sp-ring-degree", NULL, RING_ANSWER},
+    {"ring-attn-size", NULL, RING_ANSWER},
+    {"ring-head-stride", NULL, STAGE_ANSWER},
+    {"heads-k-stride", NULL, STAGE_ANSWER},
+    {"hierarchical-context-parallel-sizes", NULL,
+     "type --method usp --ulysses-size N --ring-size M"},
+    {"cp-comm-type", NULL, METHOD_ANSWER},
+    {"sequence-parallel-mode", NULL, METHOD_ANSWER},
+    {"method", "zigzag-ring", "type --method ring, which is balanced by zigzag"},
+    {"method", "deepspeed-ulysses", "type --method ulysses"},
     {"tp-size", NULL, NO_TP_ANSWER},
     {"tensor-parallel-size", NULL, NO_TP_ANSWER},
     {"tensor-model-parallel-size", NULL, NO_TP_ANSWER},
@@ -205,10 +220,6 @@ const struct uly_option_answer uly_foreign_options[] = {
 };
 
 const struct uly_option_answer uly_later_options[] = {
-    {"method", "upipe", "--method ulysses is"},
-    {"method", "ring", "--method ulysses is"},
-    {"method", "usp", "--method ulysses is"},
-    {"query-tile", NULL, NULL},
     {"config-overrides", NULL, "edit config.json of the --model folder"},
     {"zero-stage", "1", "--zero-stage 0 is"},
     {"zero-stage", "2", "--zero-stage 0 is"},

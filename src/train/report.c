@@ -69,17 +69,72 @@ static void say_grid(struct uly_run *run)
         uly_progress_line(p, "          and %d more replicas", dp - MAX_GRID_LINES);
 }
 
+/* The number of ranks of each machine in order, as "node1 4, node2 3". */
+static void machine_ranks(const struct uly_run *run, char *text, size_t bytes)
+{
+    const int *hosts = uly_comm_hosts(run->world);
+    size_t used = 0;
+    text[0] = 0;
+    for (int r = 0, next = 0; r < run->size && used < bytes; r++) {
+        if (hosts[r] != next) /* machines are numbered in the order of their first ranks */
+            continue;
+        int n = 0;
+        for (int i = r; i < run->size; i++)
+            n += hosts[i] == next;
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s %d", used ? ", " : "",
+                                 uly_comm_host_name(run->world, r), n);
+        next++;
+    }
+}
+
+/* The largest ulysses size below the one in force that would leave every group on one machine. */
+static int64_t size_inside(const struct uly_run *run)
+{
+    const struct uly_train_options *v = run->values;
+    for (int64_t size = v->ulysses_size - 1; size > 1; size--)
+        if (v->sp_size % size == 0 &&
+            uly_method_spanning_group(uly_comm_hosts(run->world), run->size, (int)size) < 0)
+            return size;
+    return 1;
+}
+
+static void warn_spanning(struct uly_run *run)
+{
+    const struct uly_train_options *v = run->values;
+    int size = (int)v->ulysses_size;
+    int first = uly_method_spanning_group(uly_comm_hosts(run->world), run->size, size);
+    if (first < 0)
+        return;
+    char machines[300];
+    int64_t inside = size_inside(run);
+    machine_ranks(run, machines, sizeof machines);
+    uly_progress_line(&run->progress,
+                      "warning   ulysses ranks %d-%d span machines, so their exchanges cross the "
+                      "network (ranks a machine: %s); --method usp --ulysses-size %" PRId64
+                      " --ring-size %" PRId64 " keeps each group on one",
+                      first, first + size - 1, machines, inside, v->sp_size / inside);
+}
+
 static void say_layout(struct uly_run *run)
 {
     const struct uly_train_options *v = run->values;
     struct uly_progress *p = &run->progress;
+    char tile[64] = "";
+    if (v->query_tile > 0)
+        snprintf(tile, sizeof tile, ", query-tile %" PRId64, v->query_tile);
     uly_progress_line(p,
                       "layout    %d rank%s: dp-size %" PRId64 " x sp-size %" PRId64
-                      " (method ulysses, ulysses-size %" PRId64 ", ring-size %" PRId64 ")",
-                      run->size, plural(run->size), v->dp_size, v->sp_size, v->ulysses_size,
-                      v->ring_size);
+                      " (method %s, ulysses-size %" PRId64 ", ring-size %" PRId64
+                      ", heads-per-stage %" PRId64 "%s)",
+                      run->size, plural(run->size), v->dp_size, v->sp_size,
+                      uly_method_name((enum uly_method)v->method), v->ulysses_size, v->ring_size,
+                      v->heads_per_stage, tile);
+    if (run->asked.method == ULY_METHOD_AUTO)
+        uly_progress_line(p, "          auto: %s%s%s", run->choice.reason,
+                          run->choice.reason[0] ? "; " : "", run->stage_reason);
     if (run->size > 1)
         say_grid(run);
+    warn_spanning(run);
 }
 
 static void say_threads(struct uly_run *run)

@@ -57,7 +57,14 @@ static void add_counters(struct uly_comm *comm, double *bytes, double *seconds)
     struct uly_comm_counters c = uly_comm_counters(comm);
     *bytes += (double)c.bytes;
     *seconds += c.seconds;
-    uly_comm_reset_counters(comm);
+}
+
+static void reset_counters(const struct uly_run *run)
+{
+    uly_comm_reset_counters(run->mesh.world);
+    uly_comm_reset_counters(run->mesh.sp);
+    uly_comm_reset_counters(run->mesh.ulysses);
+    uly_comm_reset_counters(run->mesh.ring);
 }
 
 /* Adds a finished step: what concerns all ranks is the maximum over them, in one reduction. */
@@ -68,9 +75,8 @@ static enum uly_status count_step(struct loop *l, const struct uly_batch_step *i
     add_counters(run->mesh.world, &x[1], &x[2]);
     add_counters(run->mesh.sp, &x[1], &x[2]);
     add_counters(run->mesh.ulysses, &x[1], &x[2]);
+    add_counters(run->mesh.ring, &x[1], &x[2]);
     ULY_TRY(uly_all_reduce_f64(run->world, x, 4, ULY_REDUCE_MAX));
-    /* the reduction itself belongs to no step */
-    uly_comm_reset_counters(run->mesh.world);
     run->border_checks = x[0] > long_step_seconds;
     l->interval.steps++;
     l->interval.tokens += info->tokens;
@@ -207,6 +213,7 @@ static enum uly_status one_step(struct loop *l)
     snprintf(run->step_name, sizeof run->step_name, "step %" PRId64 "/%" PRId64, index + 1,
              run->total_steps);
     uly_batch_plan_step(&run->plan, index / per_epoch, index % per_epoch, &info);
+    reset_counters(run); /* an evaluation and the reductions between steps belong to no step */
     enum uly_status status = uly_trainer_step(&run->trainer, &run->plan, &info, &l->last);
     if (run->stopping)
         return ULY_OK;

@@ -40,6 +40,9 @@ struct uly_run {
     bool has_eval, split_eval;          /* split_eval: evaluation pieces are the last of data */
     struct uly_batch_plan plan, eval_plan;
     struct uly_machine_threads threads;
+    struct uly_method_request asked; /* of the method; hosts: the world's */
+    struct uly_method_choice choice;
+    char stage_reason[160]; /* why auto chose this many heads a stage */
     struct uly_backend *be;
     struct uly_mesh mesh;
     struct uly_memory memory;
@@ -66,7 +69,7 @@ struct uly_run {
 enum uly_status uly_run_open(struct uly_run *run);
 /* Reads and tokenises; collective only once all is read. */
 enum uly_status uly_run_read_data(struct uly_run *run);
-/* Mesh, plans, decoder, trainer: all sizes, no memory yet. */
+/* Mesh, plans, decoder, trainer: all sizes, no memory yet. Under method auto, stages shrink until the sizes fit. */
 enum uly_status uly_run_build(struct uly_run *run);
 /* Takes the memory and fills the weights. */
 enum uly_status uly_run_load(struct uly_run *run);
@@ -74,7 +77,10 @@ void uly_run_clear(struct uly_run *run);
 
 /* ------------------------------------------------------------------ fit.c */
 
-/* Compares the size tables of each machine's ranks with what the machine has: ULY_ERR_NO_MEMORY with the numbers. */
+/* Gathers the size tables of all ranks and compares each machine's with what it has; *need, *available: bytes of the
+ * machine that lacks most, where one does. Collective; the same on every rank. */
+enum uly_status uly_run_measure(struct uly_run *run, bool *fits, int64_t *need, int64_t *available);
+/* ULY_ERR_NO_MEMORY with the numbers, where what was measured last does not fit. */
 enum uly_status uly_run_fit(struct uly_run *run);
 /* Bytes of one rank. */
 int64_t uly_rank_memory_total(const struct uly_rank_memory *memory);

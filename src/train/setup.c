@@ -4,10 +4,13 @@
  * error of one rank ends them all, and is told once.
  */
 #include <math.h>
+#include <stdio.h>
 
 #include "base/mem.h"
+#include "parallel/layout.h"
 #include "train/together.h"
 #include "train/run_impl.h"
+#include "train/text.h"
 
 /* ------------------------------------------------------------------ folder and options */
 
@@ -18,7 +21,9 @@ static enum uly_status open_folder(struct uly_run *run)
     run->config = uly_model_folder_config(run->folder);
     ULY_TRY(uly_params_init(run->config, &run->params));
     ULY_TRY(uly_model_folder_check(run->folder, &run->params));
-    ULY_TRY(uly_train_options_resolve(v, run->size, run->config));
+    ULY_TRY(uly_train_options_resolve(v, run->size, uly_comm_hosts(run->world), run->config,
+                                      &run->asked));
+    ULY_TRY(uly_method_resolve(&run->asked, &run->choice));
     run->dtype = uly_train_dtype(v);
     run->has_tokenizer = uly_tokenizer_exists(v->model);
     if (run->training && run->rank == 0) {
@@ -196,18 +201,25 @@ static struct uly_trainer_options trainer_options(struct uly_run *run)
                                         .dump_gradients = v->dump_gradients};
 }
 
-static enum uly_status make_decoder(struct uly_run *run)
+/* Tokens of the longest micro-batch, evaluation included. */
+static int64_t longest_batch(const struct uly_run *run)
 {
-    const struct uly_train_options *v = run->values;
     int64_t longest = run->plan.max_tokens;
     if (run->has_eval && run->eval_plan.max_tokens > longest)
         longest = run->eval_plan.max_tokens;
+    return longest;
+}
+
+static enum uly_status make_decoder(struct uly_run *run)
+{
+    const struct uly_train_options *v = run->values;
     struct uly_decoder_options options = {.dtype = run->dtype,
-                                          .max_tokens = longest,
+                                          .max_tokens = longest_batch(run),
                                           .checkpointing =
                                               (enum uly_checkpointing)v->gradient_checkpointing,
                                           .training = run->training,
                                           .heads_per_stage = (int)v->heads_per_stage,
+                                          .query_tile = v->query_tile,
                                           .token_tile = (int)v->token_tile};
     uly_memory_init(&run->memory, uly_backend_space(run->be));
     ULY_TRY(uly_params_make_tensors(&run->params, run->dtype, run->training, &run->memory));
@@ -228,8 +240,53 @@ static enum uly_status build_alone(struct uly_run *run)
     ULY_TRY(uly_backend_create("cpu", run->threads.threads, &run->be));
     ULY_FAIL_IF(!uly_backend_supports(run->be, run->dtype), ULY_ERR_UNSUPPORTED,
                 "backend %s has no %s", uly_backend_name(run->be), uly_dtype_name(run->dtype));
+    /* a poke advances all communicators of a rank, the ring's too */
     uly_backend_set_poke(run->be, uly_comm_poke, run->mesh.ulysses);
-    return make_decoder(run);
+    run->limit = uly_machine_memory();
+    return ULY_OK;
+}
+
+static void drop_decoder(struct uly_run *run)
+{
+    uly_decoder_destroy(run->decoder);
+    run->decoder = NULL;
+    uly_memory_clear(&run->memory);
+}
+
+static void set_stage(struct uly_run *run, const struct uly_method_stage *stage)
+{
+    struct uly_train_options *v = run->values;
+    v->heads_per_stage = stage->heads;
+    v->query_tile = stage->query_tile;
+    if (run->asked.method == ULY_METHOD_AUTO)
+        v->method =
+            (int)uly_method_of(run->asked.H, (int)v->ulysses_size, (int)v->ring_size, stage->heads);
+}
+
+/* Measures the stages that may be tried and stops at the first that fits, or at the last: uly_run_fit refuses it. */
+static enum uly_status make_sizes(struct uly_run *run)
+{
+    struct uly_method_stage stage[ULY_METHOD_STAGES];
+    int64_t shard =
+        uly_layout_max_count(longest_batch(run), run->choice.ring_size, run->choice.ulysses_size);
+    int n = uly_method_stages(&run->asked, &run->choice, shard, stage);
+    bool fits = false;
+    snprintf(run->stage_reason, sizeof run->stage_reason, "so many heads a stage fit into memory");
+    for (int i = 0; i < n && !fits; i++) {
+        struct uly_text needed, have;
+        int64_t need = 0, available = 0;
+        if (i > 0)
+            drop_decoder(run);
+        set_stage(run, &stage[i]);
+        ULY_TRY(uly_agree(run->world, make_decoder(run)));
+        ULY_TRY(uly_run_measure(run, &fits, &need, &available));
+        if (!fits)
+            snprintf(run->stage_reason, sizeof run->stage_reason,
+                     "stages of %d head%s would need %s where %s are available", stage[i].heads,
+                     stage[i].heads == 1 ? "" : "s", uly_text_bytes(need, &needed),
+                     uly_text_bytes(available, &have));
+    }
+    return ULY_OK;
 }
 
 enum uly_status uly_run_build(struct uly_run *run)
@@ -237,7 +294,8 @@ enum uly_status uly_run_build(struct uly_run *run)
     const struct uly_train_options *v = run->values;
     ULY_TRY(uly_mesh_init(run->world, (int)v->dp_size, (int)v->ring_size, (int)v->ulysses_size,
                           &run->mesh));
-    return uly_agree(run->world, build_alone(run));
+    ULY_TRY(uly_agree(run->world, build_alone(run)));
+    return make_sizes(run);
 }
 
 static enum uly_status load(struct uly_run *run)

@@ -21,7 +21,7 @@ enum { TRAIN = 1, EVAL = 2 };
 #define SECONDS(field) ULY_OPTION_AT(ULY_OPTION_SECONDS, double, VALUES, field)
 #define LIST(field)    ULY_OPTION_AT(ULY_OPTION_LIST, struct uly_strings, VALUES, field)
 
-static const char *const method_words[] = {"auto", "ulysses", NULL};
+static const char *const method_words[] = {"auto", "ulysses", "upipe", "ring", "usp", NULL};
 static const char *const dtype_words[] = {"float32", "bfloat16", NULL};
 static const char *const save_dtype_words[] = {"input", "float32", "bfloat16", "float16", NULL};
 static const char *const checkpointing_words[] = {"none", "full", NULL};
@@ -56,14 +56,19 @@ static const struct uly_option rows[] = {
      .min = 1, .max = 1 << 20, .group = "Layout", .help = "ranks that share each sequence"},
     {.name = "dp-size", INT(dp_size), .initial = "auto", .shown = "ranks / sp-size", .word = "auto",
      .min = 1, .max = 1 << 20, .group = "Layout", .help = "replicas with rows of their own"},
-    {.name = "method", CHOICE(method), .initial = "auto", .group = "Layout",
-     .choices = method_words, .help = "how a sequence is split; auto is ulysses today"},
-    {.name = "ulysses-size", INT(ulysses_size), .initial = "auto", .shown = "sp-size", .word = "auto",
-     .min = 1, .max = 1 << 20, .group = "Layout", .help = "ranks that exchange heads against tokens"},
-    {.name = "ring-size", INT(ring_size), .initial = "auto", .shown = "1", .word = "auto",
-     .min = 1, .max = 1 << 20, .group = "Layout", .help = "ranks that pass keys and values on; only 1 today"},
-    {.name = "heads-per-stage", INT(heads_per_stage), .initial = "all", .word = "all",
-     .min = 1, .max = 1 << 20, .group = "Layout", .help = "query heads of a rank in one exchange; only all of them today"},
+    {.name = "method", CHOICE(method), .initial = "auto", .group = "Layout", .choices = method_words,
+     .help = "how a sequence is split (docs/methods.md); auto chooses the sizes and says why"},
+    {.name = "ulysses-size", INT(ulysses_size), .initial = "auto", .shown = "what the method says", .word = "auto",
+     .min = 1, .max = 1 << 20, .group = "Layout",
+     .help = "ranks that exchange heads against tokens; times ring-size it is sp-size"},
+    {.name = "ring-size", INT(ring_size), .initial = "auto", .shown = "what the method says", .word = "auto",
+     .min = 1, .max = 1 << 20, .group = "Layout", .help = "ranks that pass keys and values to each other"},
+    {.name = "heads-per-stage", INT(heads_per_stage), .initial = "auto", .shown = "what the method says", .word = "auto",
+     .min = 1, .max = 1 << 20, .group = "Layout",
+     .help = "query heads of a rank in one exchange, 1 to heads / ulysses-size rounded up; fewer take less memory"},
+    {.name = "query-tile", INT(query_tile), .initial = "auto", .shown = "the whole shard, or what auto chooses", .word = "auto",
+     .min = 1, .max = 0x1p40, .group = "Layout",
+     .help = "tokens of a rank whose queries are in flight at once; needs ring-size 1"},
     {.name = "token-tile", INT(token_tile), .initial = "auto", .shown = "chosen", .word = "auto",
      .min = 1, .max = 1 << 20, .group = "Layout", .help = "rows of a pass over tokens; changes nothing but speed and memory"},
 
@@ -190,37 +195,35 @@ const struct uly_option_table *uly_eval_option_table(void)
 
 /* ------------------------------------------------------------------ together */
 
-/* The divisors of n as "1, 2, 4", for messages. */
-static const char *divisors(int64_t n, char *buffer, size_t bytes)
+/* How many ranks share a sequence, where --sp-size does not say: what the sizes of the method leave no doubt about, else
+ * all ranks. */
+static int64_t sp_size_of(const struct uly_train_options *o, int64_t world)
 {
-    size_t used = 0;
-    buffer[0] = '\0';
-    for (int64_t d = 1; d <= n && used < bytes; d++)
-        if (n % d == 0)
-            used += (size_t)snprintf(buffer + used, bytes - used, "%s%lld", d > 1 ? ", " : "",
-                                     (long long)d);
-    return buffer;
+    int64_t said = o->ulysses_size * o->ring_size; /* 0 where one is not given */
+    if (o->method == ULY_METHOD_ULYSSES || o->method == ULY_METHOD_UPIPE)
+        said = said ? said : o->ulysses_size;
+    if (o->method == ULY_METHOD_RING)
+        said = said ? said : o->ring_size;
+    if (said > 0 && world % said == 0)
+        return said;
+    return o->dp_size > 0 ? world / o->dp_size : world;
 }
 
-static enum uly_status resolve_layout(struct uly_train_options *o, int64_t world)
+/* dp and sp; *asked: the question to the method, without the model and its machines. */
+static enum uly_status resolve_layout(struct uly_train_options *o, int64_t world,
+                                      struct uly_method_request *asked)
 {
     char sizes[200];
-    ULY_FAIL_IF(o->ring_size > 1, ULY_ERR_USAGE, "--ring-size %lld is not there yet; 1 is",
-                (long long)o->ring_size);
-    if (o->sp_size == 0 && o->ulysses_size > 0)
-        o->sp_size = o->ulysses_size;
-    if (o->sp_size == 0 && o->dp_size > 0) {
-        ULY_FAIL_IF(world % o->dp_size, ULY_ERR_USAGE,
-                    "--dp-size %lld does not divide the %lld ranks; these do: %s",
-                    (long long)o->dp_size, (long long)world, divisors(world, sizes, sizeof sizes));
-        o->sp_size = world / o->dp_size;
-    }
+    ULY_FAIL_IF(o->dp_size > 0 && world % o->dp_size, ULY_ERR_USAGE,
+                "--dp-size %lld does not divide the %lld ranks; these do: %s",
+                (long long)o->dp_size, (long long)world,
+                uly_divisors(world, false, sizes, sizeof sizes));
     if (o->sp_size == 0)
-        o->sp_size = world;
+        o->sp_size = sp_size_of(o, world);
     ULY_FAIL_IF(world % o->sp_size, ULY_ERR_USAGE,
                 "--sp-size %lld does not divide the %lld rank%s; these do: %s",
                 (long long)o->sp_size, (long long)world, world == 1 ? "" : "s",
-                divisors(world, sizes, sizeof sizes));
+                uly_divisors(world, false, sizes, sizeof sizes));
     if (o->dp_size == 0)
         o->dp_size = world / o->sp_size;
     ULY_FAIL_IF(o->dp_size * o->sp_size != world, ULY_ERR_USAGE,
@@ -228,14 +231,13 @@ static enum uly_status resolve_layout(struct uly_train_options *o, int64_t world
                 "--sp-size, --dp-size is %lld",
                 (long long)o->dp_size, (long long)o->sp_size, (long long)(o->dp_size * o->sp_size),
                 (long long)world, (long long)(world / o->sp_size));
-    if (o->ulysses_size == 0)
-        o->ulysses_size = o->sp_size;
-    ULY_FAIL_IF(o->ulysses_size != o->sp_size, ULY_ERR_USAGE,
-                "--ulysses-size %lld is not --sp-size %lld: the other ranks would form rings, and "
-                "ring attention is not there yet",
-                (long long)o->ulysses_size, (long long)o->sp_size);
-    o->ring_size = 1;
-    o->method = ULY_METHOD_ULYSSES;
+    *asked = (struct uly_method_request){.method = (enum uly_method)o->method,
+                                         .sp_size = o->sp_size,
+                                         .ulysses_size = o->ulysses_size,
+                                         .ring_size = o->ring_size,
+                                         .heads_per_stage = o->heads_per_stage,
+                                         .query_tile = o->query_tile,
+                                         .world = (int)world};
     return ULY_OK;
 }
 
@@ -264,38 +266,37 @@ static enum uly_status resolve_batch(struct uly_train_options *o)
     return ULY_OK;
 }
 
-static enum uly_status resolve_heads(struct uly_train_options *o,
-                                     const struct uly_model_config *config)
+static enum uly_status resolve_method(struct uly_train_options *o, struct uly_method_request *asked)
 {
-    int64_t heads = config->num_attention_heads;
-    int64_t all = (heads + o->ulysses_size - 1) / o->ulysses_size;
-    if (o->heads_per_stage) {
-        ULY_FAIL_IF(o->heads_per_stage > all, ULY_ERR_USAGE,
-                    "--heads-per-stage %lld is more than the %lld of a rank (%lld heads over %lld "
-                    "ranks)",
-                    (long long)o->heads_per_stage, (long long)all, (long long)heads,
-                    (long long)o->ulysses_size);
-        ULY_FAIL_IF(o->heads_per_stage < all, ULY_ERR_USAGE,
-                    "--heads-per-stage %lld is not there yet; all (%lld of a rank) is",
-                    (long long)o->heads_per_stage, (long long)all);
-    }
-    o->heads_per_stage = 0;
+    struct uly_method_choice choice;
+    ULY_TRY(uly_method_resolve(asked, &choice));
+    o->method = (int)choice.method;
+    o->ulysses_size = choice.ulysses_size;
+    o->ring_size = choice.ring_size;
+    o->heads_per_stage = choice.heads_per_stage;
+    o->query_tile = choice.query_tile;
     return ULY_OK;
 }
 
 enum uly_status uly_train_options_resolve(struct uly_train_options *options, int world,
-                                          const struct uly_model_config *config)
+                                          const int *hosts, const struct uly_model_config *config,
+                                          struct uly_method_request *asked)
 {
     struct uly_train_options o = *options; /* changed only on success */
-    ULY_TRY(resolve_layout(&o, world));
+    struct uly_method_request request;
+    ULY_TRY(resolve_layout(&o, world, &request));
+    request.H = config->num_attention_heads;
+    request.K = config->num_key_value_heads;
+    request.hosts = hosts;
     ULY_TRY(resolve_batch(&o));
-    ULY_TRY(resolve_heads(&o, config));
+    ULY_TRY(resolve_method(&o, &request));
     if (o.max_length == 0) {
         ULY_FAIL_IF(config->max_position_embeddings < 1, ULY_ERR_USAGE,
                     "config.json has no max_position_embeddings: give --max-length N");
         o.max_length = config->max_position_embeddings;
     }
     *options = o;
+    *asked = request;
     return ULY_OK;
 }
 
@@ -329,10 +330,12 @@ static enum uly_status check_schedule(const struct uly_train_options *o)
 enum uly_status uly_train_options_check(const struct uly_train_options *options, bool eval)
 {
     struct uly_train_options copy = *options;
-    ULY_FAIL_IF(options->ring_size > 1, ULY_ERR_USAGE, "--ring-size %lld is not there yet; 1 is",
-                (long long)options->ring_size);
-    if (options->nproc > 0)
-        ULY_TRY(resolve_layout(&copy, options->nproc));
+    struct uly_method_request asked;
+    struct uly_method_choice none;
+    if (options->nproc > 0) {
+        ULY_TRY(resolve_layout(&copy, options->nproc, &asked));
+        ULY_TRY(uly_method_resolve(&asked, &none)); /* as far as it can be said without the model */
+    }
     if (eval)
         return ULY_OK;
     if (options->nproc > 0)

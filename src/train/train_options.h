@@ -9,7 +9,7 @@
  *   uly_options_init(&options, uly_train_option_table(), &values);
  *   uly_options_parse(&options, argc, argv);
  *   uly_train_options_check(&values, false);             before there are ranks
- *   uly_train_options_resolve(&values, world, &config);  on every rank: what "auto" stands for
+ *   uly_train_options_resolve(&values, world, hosts, &config, &asked);  on every rank: what "auto" stands for
  */
 #ifndef ULY_TRAIN_TRAIN_OPTIONS_H
 #define ULY_TRAIN_TRAIN_OPTIONS_H
@@ -18,8 +18,8 @@
 #include "base/options.h"
 #include "data/dataset.h"
 #include "model/decoder.h"
+#include "parallel/method.h"
 
-enum uly_method { ULY_METHOD_AUTO, ULY_METHOD_ULYSSES };
 enum uly_bad_rows_choice { ULY_BAD_ROWS_ERROR, ULY_BAD_ROWS_SKIP };
 enum uly_sampling { ULY_SAMPLING_RANDOM, ULY_SAMPLING_SEQUENTIAL };
 enum uly_dtype_choice { ULY_DTYPE_CHOICE_F32, ULY_DTYPE_CHOICE_BF16 };
@@ -40,9 +40,10 @@ struct uly_train_options {
     /* layout; 0 stands for "chosen" before uly_train_options_resolve, never after */
     int64_t nproc; /* 0: what the launcher gave, or 1; stays 0 when not given */
     int64_t threads, sp_size, dp_size, ulysses_size, ring_size;
-    int64_t heads_per_stage; /* 0: all */
+    int64_t heads_per_stage; /* 0: not given, until resolved */
+    int64_t query_tile;      /* 0: the whole shard, or chosen by method auto */
     int64_t token_tile;      /* 0: chosen; stays 0 */
-    int method;              /* enum uly_method */
+    int method;              /* enum uly_method; never auto once resolved */
     /* numbers */
     int dtype, save_dtype;      /* enum uly_dtype_choice, uly_save_dtype_choice */
     int64_t zero_stage;         /* 0 */
@@ -83,13 +84,15 @@ extern const struct uly_option_answer uly_foreign_options[], uly_later_options[]
  * options came from the table of eval. ULY_ERR_USAGE with the options and values. */
 enum uly_status uly_train_options_check(const struct uly_train_options *options, bool eval);
 
-/* Fills in layout, method, max_length, accumulation and global batch, in place: dp_size * sp_size =
- * world, ring_size 1, ulysses_size = sp_size, method ulysses, heads_per_stage 0, global_batch_size =
- * dp_size * per_device_train_batch_size * gradient_accumulation_steps. threads is not touched where given; 0
- * stays 0 (the command that starts the ranks knows the processors). The same result on every rank.
- * ULY_ERR_USAGE with the values and sizes that would work. */
+/* Fills in layout, method, max_length, accumulation and global batch, in place: dp_size * sp_size = world, sp_size =
+ * ulysses_size * ring_size, method and heads_per_stage as uly_method_resolve chooses them (under auto the most heads;
+ * memory may ask for fewer), global_batch_size = dp_size * per_device_train_batch_size * gradient_accumulation_steps.
+ * threads is not touched where given; 0 stays 0 (the command that starts the ranks knows the processors). hosts: [world]
+ * machine of each rank, borrowed by *asked; NULL: one machine. *asked: what the choice was made from. The same result on
+ * every rank. ULY_ERR_USAGE with the values and sizes that would work. */
 enum uly_status uly_train_options_resolve(struct uly_train_options *options, int world,
-                                          const struct uly_model_config *config);
+                                          const int *hosts, const struct uly_model_config *config,
+                                          struct uly_method_request *asked);
 
 /* The element type of a run and of the written folder (input: the folder's own type). */
 enum uly_dtype uly_train_dtype(const struct uly_train_options *options);
