@@ -276,6 +276,7 @@ static void test_values(void **state)
         }
     /* fewer tokens than ranks: empty shards, whose pointers are NULL */
     check_values((struct layout_case){1, 4, 0, 0}, 3, 8, 2, 8, NULL, 0, 0, ULYSSES_FLOAT32);
+    check_values((struct layout_case){2, 2, 0, 0}, 3, 8, 2, 8, NULL, 0, 0, ULYSSES_BFLOAT16);
     /* fewer heads than ranks: a rank without LSE */
     check_values((struct layout_case){1, 4, 0, 0}, 29, 3, 3, 8, NULL, 0, 0, ULYSSES_BFLOAT16);
 }

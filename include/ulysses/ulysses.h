@@ -168,8 +168,10 @@ struct ulysses_attention_options {
                             need less memory, many need fewer messages; 0: all */
     int64_t query_tile;  /* tokens of a rank whose queries are in flight together, less memory still
                             (ring_size 1 only); 0: all */
-    bool training;       /* backward will be called: its buffers are made */
-    int threads;         /* of this rank; 0: 1 */
+    bool serial;   /* no exchange is in flight while attention is computed: fewer buffers, more
+                            waiting, the same bits */
+    bool training; /* backward will be called: its buffers are made */
+    int threads;   /* of this rank; 0: 1 */
     const char *backend; /* NULL: "cpu". "cpu:ref": plain loops, slow, to compare with */
 };
 

@@ -6,7 +6,6 @@
  * several ranks' shares are summed in float32 before they are rounded to bfloat16 once.
  */
 #include <math.h>
-#include <string.h>
 
 #include "api/api_impl.h"
 #include "base/mem.h"
@@ -30,66 +29,6 @@ struct ulysses_attention {
 };
 
 /* ------------------------------------------------------------------ making it */
-
-/* The ring and ulysses sizes that the options and the number of ranks make. */
-static enum uly_status choose_sizes(const struct ulysses_attention_options *o, int ranks, int *ring,
-                                    int *ulysses)
-{
-    int r = o->ring_size ? o->ring_size : 1;
-    ULY_FAIL_IF(o->ring_size < 0 || o->ulysses_size < 0, ULY_ERR_INVALID,
-                "ring_size %d, ulysses_size %d", o->ring_size, o->ulysses_size);
-    if (!o->ring_size && o->ulysses_size && ranks % o->ulysses_size == 0)
-        r = ranks / o->ulysses_size;
-    int u = o->ulysses_size ? o->ulysses_size : ranks / r;
-    ULY_FAIL_IF((int64_t)r * u != ranks, ULY_ERR_USAGE,
-                "ring_size %d x ulysses_size %d is not the %d ranks of the communicator", r, u,
-                ranks);
-    *ring = r;
-    *ulysses = u;
-    return ULY_OK;
-}
-
-static enum uly_status check_options(const struct ulysses_attention_options *o,
-                                     struct ulysses_attention **out)
-{
-    ULY_FAIL_IF(!o || !out, ULY_ERR_INVALID, "%s is NULL", o ? "out" : "options");
-    ULY_FAIL_IF(o->heads < 1 || o->kv_heads < 1 || o->head_dim < 1, ULY_ERR_INVALID,
-                "heads %d, kv_heads %d, head_dim %d: all are at least 1", o->heads, o->kv_heads,
-                o->head_dim);
-    ULY_FAIL_IF(o->heads % o->kv_heads != 0, ULY_ERR_USAGE,
-                "%d query heads cannot share %d kv heads: heads is a multiple of kv_heads",
-                o->heads, o->kv_heads);
-    ULY_FAIL_IF(o->max_tokens < 1, ULY_ERR_INVALID, "max_tokens %lld", (long long)o->max_tokens);
-    ULY_FAIL_IF(!isfinite(o->scale), ULY_ERR_INVALID, "scale %g", o->scale);
-    ULY_FAIL_IF(o->dtype != ULYSSES_FLOAT32 && o->dtype != ULYSSES_BFLOAT16, ULY_ERR_INVALID,
-                "dtype %d is neither ULYSSES_FLOAT32 nor ULYSSES_BFLOAT16", (int)o->dtype);
-    ULY_FAIL_IF(o->heads_per_stage < 0 || o->query_tile < 0 || o->threads < 0, ULY_ERR_INVALID,
-                "heads_per_stage %d, query_tile %lld, threads %d: none is negative",
-                o->heads_per_stage, (long long)o->query_tile, o->threads);
-    return ULY_OK;
-}
-
-static enum uly_status same_options(struct uly_comm *comm,
-                                    const struct ulysses_attention_options *o)
-{
-    uint64_t scale;
-    memcpy(&scale, &o->scale, sizeof scale);
-    const struct uly_api_word words[] = {
-        {"heads", o->heads},
-        {"kv_heads", o->kv_heads},
-        {"head_dim", o->head_dim},
-        {"the upper bits of scale", (int64_t)(scale >> 32)},
-        {"the lower bits of scale", (int64_t)(scale & UINT32_MAX)},
-        {"dtype", (int64_t)o->dtype},
-        {"max_tokens", o->max_tokens},
-        {"ulysses_size", o->ulysses_size},
-        {"ring_size", o->ring_size},
-        {"heads_per_stage", o->heads_per_stage},
-        {"query_tile", o->query_tile},
-        {"training", o->training},
-    };
-    return uly_api_same(comm, "attention options", words, (int)(sizeof words / sizeof *words));
-}
 
 static enum uly_status make_sums(struct ulysses_attention *a)
 {
@@ -119,6 +58,7 @@ static enum uly_status build_alone(struct ulysses_attention *a,
         .scale = o->scale != 0 ? o->scale : 1 / sqrt(o->head_dim),
         .model = (enum uly_dtype)o->dtype,
         .training = o->training,
+        .serial = o->serial,
         .max_tokens = o->max_tokens,
         /* the whole shard at once: rows only move, no tile is computed on */
         .token_tile = uly_layout_max_count(o->max_tokens, a->mesh.ring_size, a->mesh.ulysses_size)};
@@ -140,9 +80,9 @@ static enum uly_status create(struct ulysses_comm *comm, const struct ulysses_at
     struct ulysses_attention *a = NULL;
     int ring, ulysses;
     ULY_FAIL_IF(!comm, ULY_ERR_INVALID, "comm is NULL");
-    ULY_TRY(uly_comm_agree_status(comm->comm, check_options(o, out)));
-    ULY_TRY(same_options(comm->comm, o));
-    ULY_TRY(choose_sizes(o, uly_comm_size(comm->comm), &ring, &ulysses));
+    ULY_TRY(uly_comm_agree_status(comm->comm, uly_api_check_options(o, out)));
+    ULY_TRY(uly_api_same_options(comm->comm, o));
+    ULY_TRY(uly_api_choose_sizes(o, uly_comm_size(comm->comm), &ring, &ulysses));
     enum uly_status status = ULY_ALLOC(&a, 1);
     ULY_TRY_GOTO(uly_comm_agree_status(comm->comm, status), fail);
     ULY_TRY_GOTO(uly_mesh_init(comm->comm, 1, ring, ulysses, &a->mesh), fail);
@@ -305,31 +245,6 @@ static enum uly_status sink_dkv(void *context, const struct uly_stage *stage, in
 
 /* ------------------------------------------------------------------ a call */
 
-static enum uly_status check_mask(const struct ulysses_attention *a,
-                                  const struct ulysses_mask *mask)
-{
-    int64_t before = -1;
-    ULY_FAIL_IF(!mask, ULY_ERR_INVALID, "mask is NULL");
-    ULY_FAIL_IF(mask->tokens < 1 || mask->tokens > a->options.max_tokens, ULY_ERR_INVALID,
-                "a sequence of %lld tokens, the handle is made for 1 to %lld",
-                (long long)mask->tokens, (long long)a->options.max_tokens);
-    ULY_FAIL_IF(mask->n_docs < 0 || mask->window < 0, ULY_ERR_INVALID, "n_docs %lld, window %lld",
-                (long long)mask->n_docs, (long long)mask->window);
-    ULY_FAIL_IF(mask->n_docs > 0 && !mask->doc_starts, ULY_ERR_INVALID,
-                "doc_starts is NULL, n_docs is %lld", (long long)mask->n_docs);
-    ULY_FAIL_IF(mask->n_docs > 0 && mask->doc_starts[0] != 0, ULY_ERR_INVALID,
-                "the first document starts at token %lld, not 0", (long long)mask->doc_starts[0]);
-    for (int64_t i = 0; i < mask->n_docs; i++) {
-        ULY_FAIL_IF(mask->doc_starts[i] <= before || mask->doc_starts[i] >= mask->tokens,
-                    ULY_ERR_INVALID,
-                    "document %lld starts at token %lld, after %lld, in a sequence of %lld tokens",
-                    (long long)i, (long long)mask->doc_starts[i], (long long)before,
-                    (long long)mask->tokens);
-        before = mask->doc_starts[i];
-    }
-    return ULY_OK;
-}
-
 static enum uly_status check_tensors(const struct ulysses_attention *a, int64_t tokens,
                                      const struct ulysses_attention_tensors *t, bool backward)
 {
@@ -369,24 +284,8 @@ static enum uly_status check_call(const struct ulysses_attention *a,
 {
     ULY_FAIL_IF(backward && !a->options.training, ULY_ERR_USAGE,
                 "backward of a handle that was created without training");
-    ULY_TRY(check_mask(a, mask));
+    ULY_TRY(uly_api_check_mask(mask, a->options.max_tokens));
     return check_tensors(a, mask->tokens, t, backward);
-}
-
-static enum uly_status same_call(struct ulysses_attention *a, const struct ulysses_mask *mask,
-                                 bool backward)
-{
-    uint64_t print = UINT64_C(14695981039346656037); /* FNV-1a over words */
-    for (int64_t i = 0; i < mask->n_docs; i++)
-        print = (print ^ (uint64_t)mask->doc_starts[i]) * UINT64_C(1099511628211);
-    const struct uly_api_word words[] = {
-        {"the direction (1: backward)", backward},
-        {"the mask's tokens", mask->tokens},
-        {"the mask's n_docs", mask->n_docs},
-        {"the mask's window", mask->window},
-        {"the fingerprint of the mask's doc_starts", (int64_t)(print >> 1)},
-    };
-    return uly_api_same(a->mesh.sp, "attention", words, (int)(sizeof words / sizeof *words));
 }
 
 /* Looks at the caller's arrays for the length of a call. */
@@ -426,17 +325,13 @@ static enum uly_status run_backward(struct ulysses_attention *a, const struct ul
 static enum uly_status run(struct ulysses_attention *a, const struct ulysses_mask *mask,
                            const struct ulysses_attention_tensors *t, bool backward)
 {
-    static const int64_t one_document[] = {0};
     struct uly_cp_source source = {a, source_qkv, source_d_out};
     struct uly_cp_sink sink = {a, sink_out, sink_dq, sink_dkv};
     ULY_FAIL_IF(!a, ULY_ERR_INVALID, "attention is NULL");
     ULY_TRY(uly_comm_agree_status(a->mesh.sp, check_call(a, mask, t, backward)));
-    ULY_TRY(same_call(a, mask, backward));
+    ULY_TRY(uly_api_same_call(a->mesh.sp, mask, backward));
     bind(a, t, backward);
-    struct uly_mask inner = {.S = mask->tokens,
-                             .starts = mask->n_docs ? mask->doc_starts : one_document,
-                             .n_docs = mask->n_docs ? mask->n_docs : 1,
-                             .window = mask->window};
+    struct uly_mask inner = uly_api_mask(mask);
     if (backward)
         return run_backward(a, &inner, &source, &sink);
     return uly_cp_forward(a->cp, &inner, &source, &sink, a->window[A_LSE].t);

@@ -29,6 +29,23 @@ struct uly_api_word {
 enum uly_status uly_api_same(struct uly_comm *comm, const char *what,
                              const struct uly_api_word *words, int n);
 
+/* Values out of range, by name; out: where the handle will go, only compared with NULL. */
+enum uly_status uly_api_check_options(const struct ulysses_attention_options *options,
+                                      const void *out);
+/* uly_api_same for what must agree. Collective. */
+enum uly_status uly_api_same_options(struct uly_comm *comm,
+                                     const struct ulysses_attention_options *options);
+/* The ring and ulysses sizes that the options and the number of ranks make. */
+enum uly_status uly_api_choose_sizes(const struct ulysses_attention_options *options, int ranks,
+                                     int *ring, int *ulysses);
+
+enum uly_status uly_api_check_mask(const struct ulysses_mask *mask, int64_t max_tokens);
+/* uly_api_same for a call's direction and mask. Collective. */
+enum uly_status uly_api_same_call(struct uly_comm *comm, const struct ulysses_mask *mask,
+                                  bool backward);
+/* A checked mask; borrows its array. */
+struct uly_mask uly_api_mask(const struct ulysses_mask *mask);
+
 /* The caller's memory as a tensor: a window on it for the length of a call, nothing is copied. */
 struct uly_api_window {
     struct uly_arena arena;
