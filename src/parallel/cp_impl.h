@@ -12,7 +12,7 @@
  *   on their way  k, v [entries, T, D]; dk, dv, and their rounded form on the head side
  *   of the ring   k, v of two blocks, dK, dV of two blocks, and those that arrive
  * With query tiles, keys and gradients of keys are on their way only while no item is in flight, and share the lanes' room.
- * docs/memory_operator.md has the sum, and a test holds the arenas to it.
+ * docs/operator.md has the sum, and a test holds the arenas to it.
  */
 #ifndef ULY_PARALLEL_CP_IMPL_H
 #define ULY_PARALLEL_CP_IMPL_H
