@@ -42,6 +42,19 @@ static enum uly_status make_kept(struct uly_decoder *d, struct uly_memory *memor
     return ULY_OK;
 }
 
+/* What a token needs outside of the attention sublayer. */
+static enum uly_status make_token_buffers(struct uly_decoder *d, struct uly_memory *memory)
+{
+    struct uly_arena *arena = &memory->arena[ULY_LIFE_ACTIVATIONS];
+    int64_t s = d->max_s;
+    ULY_TRY(uly_tensor_new(arena, "ids", ULY_DTYPE_I32, 1, s, 1, 1, &d->ids));
+    ULY_TRY(uly_tensor_new(arena, "labels", ULY_DTYPE_I32, 1, s, 1, 1, &d->labels));
+    ULY_TRY(uly_tensor_new(arena, "token losses", d->acc, 1, s, 1, 1, &d->losses));
+    return d->options.training ? make(memory, ULY_LIFE_ACTIVATIONS, "dx", d->options.dtype, s,
+                                      d->config->hidden_size, &d->dx)
+                               : ULY_OK;
+}
+
 static enum uly_status make_layer_buffers(struct uly_decoder *d, struct uly_memory *memory)
 {
     struct uly_arena *arena = &memory->arena[ULY_LIFE_ACTIVATIONS];
@@ -51,16 +64,27 @@ static enum uly_status make_layer_buffers(struct uly_decoder *d, struct uly_memo
     ULY_TRY(uly_tensor_new(arena, "inv_freq", ULY_DTYPE_F64, 2, tables, half, 1, &d->inv_freq));
     if (uly_rope_limit(d->config) > 0)
         ULY_TRY(uly_tensor_new(arena, "rope tables", ULY_DTYPE_I32, 1, s, 1, 1, &d->rope_table));
-    ULY_TRY(uly_tensor_new(arena, "ids", ULY_DTYPE_I32, 1, s, 1, 1, &d->ids));
-    ULY_TRY(uly_tensor_new(arena, "labels", ULY_DTYPE_I32, 1, s, 1, 1, &d->labels));
     ULY_TRY(uly_tensor_new(arena, "positions", ULY_DTYPE_I64, 1, s, 1, 1, &d->position));
-    ULY_TRY(uly_tensor_new(arena, "token losses", d->acc, 1, s, 1, 1, &d->losses));
     if (!d->options.training)
         return ULY_OK;
-    ULY_TRY(make(memory, ULY_LIFE_ACTIVATIONS, "dx", d->options.dtype, s, d->config->hidden_size,
-                 &d->dx));
     ULY_TRY(make(memory, ULY_LIFE_ACTIVATIONS, "dk", dkv, s, d->kv_width, &d->dk));
     return make(memory, ULY_LIFE_ACTIVATIONS, "dv", dkv, s, d->kv_width, &d->dv);
+}
+
+static enum uly_status make_attention_tiles(struct uly_decoder *d, struct uly_memory *memory)
+{
+    enum uly_life life = ULY_LIFE_SCRATCH;
+    enum uly_dtype model = d->options.dtype;
+    bool training = d->options.training;
+    int64_t T = d->tile;
+    ULY_TRY(make(memory, life, "tile q", model, T, d->q_width, &d->q_t));
+    ULY_TRY(make(memory, life, "tile k", model, T, d->kv_width, &d->k_t));
+    ULY_TRY(make(memory, life, "tile v", model, T, d->kv_width, &d->v_t));
+    if (training)
+        ULY_TRY(make(memory, life, "tile dO", model, T, d->q_width, &d->d_o_t));
+    if (training && d->config->qk_norm)
+        ULY_TRY(make(memory, life, "tile before norm", model, T, d->q_width, &d->d_raw_t));
+    return ULY_OK;
 }
 
 /* Attention, MLP and loss tiles are never live together: their room is shared. */
@@ -75,13 +99,9 @@ static enum uly_status make_tiles(struct uly_decoder *d, struct uly_memory *memo
     if (training)
         ULY_TRY(make(memory, life, "tile dh", d->acc, T, E, &d->dh_t));
     int64_t mark = uly_arena_mark(arena);
-    ULY_TRY(make(memory, life, "tile q", model, T, d->q_width, &d->q_t));
-    ULY_TRY(make(memory, life, "tile k", model, T, d->kv_width, &d->k_t));
-    ULY_TRY(make(memory, life, "tile v", model, T, d->kv_width, &d->v_t));
-    if (training)
-        ULY_TRY(make(memory, life, "tile dO", model, T, d->q_width, &d->d_o_t));
-    if (training && d->config->qk_norm)
-        ULY_TRY(make(memory, life, "tile before norm", model, T, d->q_width, &d->d_raw_t));
+    ULY_TRY(make_attention_tiles(d, memory));
+    if (d->options.attention_only)
+        return ULY_OK;
     uly_arena_release(arena, mark);
     ULY_TRY(make(memory, life, "tile mid", model, T, E, &d->mid_t));
     ULY_TRY(make(memory, life, "tile gate", model, T, F, &d->gate_t));
@@ -143,14 +163,19 @@ static enum uly_status make_everything(struct uly_decoder *d, struct uly_memory 
                                      .D = c->head_dim,
                                      .heads_per_stage = d->options.heads_per_stage,
                                      .query_tile = d->options.query_tile,
-                                     .scale = 1 / sqrt((double)c->head_dim),
+                                     .scale = d->options.scale != 0 ? d->options.scale
+                                                                    : 1 / sqrt((double)c->head_dim),
+                                     .serial = d->options.serial,
                                      .model = d->options.dtype,
                                      .training = d->options.training,
                                      .max_tokens = d->options.max_tokens,
                                      .token_tile = d->tile};
     ULY_TRY(make_lists(d));
     ULY_TRY(uly_cp_create(&options, d->mesh, d->be, memory, &d->cp));
-    ULY_TRY(make_kept(d, memory));
+    if (!d->options.attention_only) {
+        ULY_TRY(make_kept(d, memory));
+        ULY_TRY(make_token_buffers(d, memory));
+    }
     ULY_TRY(make_layer_buffers(d, memory));
     return make_tiles(d, memory);
 }
@@ -357,7 +382,7 @@ static enum uly_status check_batch(const struct uly_decoder *d, const struct uly
     return ULY_OK;
 }
 
-static enum uly_status enter_batch(struct uly_decoder *d, const struct uly_batch *batch)
+enum uly_status uly_decoder_enter(struct uly_decoder *d, const struct uly_batch *batch)
 {
     const struct uly_mesh *m = d->mesh;
     ULY_TRY(check_batch(d, batch));
@@ -371,10 +396,12 @@ static enum uly_status enter_batch(struct uly_decoder *d, const struct uly_batch
         fill_positions(batch, g, (int64_t *)d->host_room);
         ULY_TRY(uly_tensor_write(d->be, uly_tensor_rows(d->position, d->s, g.count), d->host_room));
         ULY_TRY(write_tables(d, batch, g));
-        ULY_TRY(
-            uly_tensor_write(d->be, uly_tensor_rows(d->ids, d->s, g.count), batch->ids + g.start));
-        ULY_TRY(uly_tensor_write(d->be, uly_tensor_rows(d->labels, d->s, g.count),
-                                 batch->labels + g.start));
+        if (!d->options.attention_only) {
+            struct uly_tensor ids = uly_tensor_rows(d->ids, d->s, g.count);
+            struct uly_tensor labels = uly_tensor_rows(d->labels, d->s, g.count);
+            ULY_TRY(uly_tensor_write(d->be, ids, batch->ids + g.start));
+            ULY_TRY(uly_tensor_write(d->be, labels, batch->labels + g.start));
+        }
         d->s += g.count;
     }
     return ULY_OK;
@@ -458,7 +485,7 @@ static enum uly_status all_loss_tiles(struct uly_decoder *d, bool backward, doub
 enum uly_status uly_decoder_forward(struct uly_decoder *d, const struct uly_batch *batch,
                                     double *loss_sum, float *losses)
 {
-    ULY_TRY(enter_batch(d, batch));
+    ULY_TRY(uly_decoder_enter(d, batch));
     ULY_TRY(forward_blocks(d));
     ULY_TRY(all_loss_tiles(d, false, 0));
     return collect_losses(d, loss_sum, losses);
@@ -470,7 +497,7 @@ enum uly_status uly_decoder_logits(struct uly_decoder *d, const struct uly_batch
     int64_t V = d->config->vocab_size, at = 0;
     double *room;
     enum uly_status status = ULY_OK;
-    ULY_TRY(enter_batch(d, batch));
+    ULY_TRY(uly_decoder_enter(d, batch));
     ULY_TRY(forward_blocks(d));
     ULY_TRY(ULY_ALLOC(&room, V));
     for (int i = 0; i < d->n_segments; i++)
@@ -510,7 +537,7 @@ enum uly_status uly_decoder_backward(struct uly_decoder *d, const struct uly_bat
                                      double loss_factor, double *loss_sum)
 {
     ULY_FAIL_IF(!d->options.training, ULY_ERR_INVALID, "this decoder was made without training");
-    ULY_TRY(enter_batch(d, batch));
+    ULY_TRY(uly_decoder_enter(d, batch));
     ULY_TRY(forward_blocks(d));
     ULY_TRY(all_loss_tiles(d, true, loss_factor));
     ULY_TRY(collect_losses(d, loss_sum, NULL));

@@ -39,6 +39,9 @@ struct uly_decoder_options {
     int heads_per_stage; /* 0: all of a rank's heads in one stage (ulysses) */
     int64_t query_tile;  /* as in struct uly_cp_options; 0: the whole shard */
     int token_tile;      /* rows of a token-wise pass; 0: chosen */
+    double scale;        /* of q k'; 0: 1 / sqrt(head_dim) */
+    bool serial;         /* as in struct uly_cp_options */
+    bool attention_only; /* what the attention sublayer works with and no more: model/sublayer.h */
 };
 
 struct uly_decoder;

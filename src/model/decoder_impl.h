@@ -106,6 +106,14 @@ enum uly_status uly_norm(struct uly_decoder *d, struct uly_tensor x, int norm, s
 enum uly_status uly_norm_bwd(struct uly_decoder *d, struct uly_tensor x, int norm,
                              struct uly_tensor dy, struct uly_tensor dx);
 
+/* Takes a micro-batch in: mask, this rank's tokens, positions, frequencies, and ids and labels where the decoder is whole. */
+enum uly_status uly_decoder_enter(struct uly_decoder *d, const struct uly_batch *batch);
+
+/* mid = x + O o_proj' + bias on a tile: one product, one rounding. mid: not x. */
+enum uly_status uly_attention_residual(struct uly_decoder *d, const struct uly_layer_params *p,
+                                       struct uly_tensor x, struct uly_tensor o,
+                                       struct uly_tensor mid);
+
 /* Attention sublayer up to O and LSE (kept->o, kept->lse); o_proj belongs to the MLP's pass. */
 enum uly_status uly_attention_sublayer_fwd(struct uly_decoder *d, int layer);
 /* From dx, the gradient after the sublayer's residual addition, to dx before it; takes all gradients of its weights. */

@@ -30,12 +30,12 @@ static struct mlp_tile tile_at(struct uly_decoder *d, int layer, int64_t row, in
     return t;
 }
 
-/* mid = x + O o_proj' + bias, one product, one rounding. */
-static enum uly_status make_mid(struct uly_decoder *d, const struct uly_layer_params *p,
-                                const struct mlp_tile *t)
+enum uly_status uly_attention_residual(struct uly_decoder *d, const struct uly_layer_params *p,
+                                       struct uly_tensor x, struct uly_tensor o,
+                                       struct uly_tensor mid)
 {
-    ULY_TRY(uly_cast(d->be, t->x, t->mid));
-    return uly_linear_fwd(d, t->o, uly_weight(d, p->o), uly_weight(d, p->o_bias), true, t->mid);
+    ULY_TRY(uly_cast(d->be, x, mid));
+    return uly_linear_fwd(d, o, uly_weight(d, p->o), uly_weight(d, p->o_bias), true, mid);
 }
 
 static enum uly_status make_gate_up(struct uly_decoder *d, const struct uly_layer_params *p,
@@ -51,7 +51,7 @@ static enum uly_status tile_forward(struct uly_decoder *d, int layer, int64_t ro
     const struct uly_layer_params *p = &d->params->layers[layer];
     struct mlp_tile t = tile_at(d, layer, row, n);
     struct uly_tensor out = uly_tensor_rows(uly_block_in(d, layer + 1), row, n);
-    ULY_TRY(make_mid(d, p, &t));
+    ULY_TRY(uly_attention_residual(d, p, t.x, t.o, t.mid));
     ULY_TRY(uly_norm(d, t.mid, p->post_norm, t.h));
     ULY_TRY(make_gate_up(d, p, &t));
     ULY_TRY(uly_swiglu_fwd(d->be, t.gate, t.up, t.act));
@@ -65,7 +65,7 @@ static enum uly_status tile_backward(struct uly_decoder *d, int layer, int64_t r
     struct mlp_tile t = tile_at(d, layer, row, n);
     struct uly_tensor dx = uly_tensor_rows(d->dx, row, n);
     if (!t.kept)
-        ULY_TRY(make_mid(d, p, &t));
+        ULY_TRY(uly_attention_residual(d, p, t.x, t.o, t.mid));
     ULY_TRY(uly_norm(d, t.mid, p->post_norm, t.h));
     if (!t.kept)
         ULY_TRY(make_gate_up(d, p, &t));
