@@ -109,6 +109,7 @@ enum tensor_kind { T_Q, T_K, T_V, T_DO, T_O, T_DQ, T_DK, T_DV, N_TENSORS };
 
 struct shard {
     struct uly_backend *be;
+    double delta_shift;
     uint64_t slow, calls;           /* seed of random delays, 0: none */
     struct uly_tensor t[N_TENSORS]; /* [s, heads, D] */
     int D;
@@ -178,6 +179,14 @@ static enum uly_status source_qkv(void *context, const struct uly_stage *stage, 
     return give(context, T_V, &stage->kv_new, row, count, v);
 }
 
+/* Float64 only. */
+static void shift_heads(const struct uly_heads *x, double by)
+{
+    for (int h = 0; h < x->n; h++)
+        for (int64_t i = 0; i < x->rows; i++)
+            ((double *)uly_tensor_address(x->t))[x->offset[h] + i * x->stride[h]] += by;
+}
+
 static enum uly_status source_d_out(void *context, const struct uly_stage *stage, int64_t row,
                                     int64_t count, const struct uly_heads *d_o,
                                     const struct uly_heads *delta)
@@ -186,6 +195,8 @@ static enum uly_status source_d_out(void *context, const struct uly_stage *stage
     struct uly_heads o = token_view(x, T_O, row, count, stage->q.head, stage->q.n, false);
     struct uly_heads g = token_view(x, T_DO, row, count, stage->q.head, stage->q.n, true);
     ULY_TRY(uly_head_dot(x->be, &o, &g, delta));
+    if (x->delta_shift != 0)
+        shift_heads(delta, x->delta_shift);
     return give(x, T_DO, &stage->q, row, count, d_o);
 }
 
@@ -286,6 +297,7 @@ enum uly_status plain_run(const struct plain_case *c, const struct plain_attenti
     struct plain_measures m;
     struct uly_tensor lse;
     int rank = uly_comm_rank(comm);
+    x.delta_shift = c->delta_shift;
     x.slow = c->slow > 0 ? (uint64_t)c->slow * 100 + (uint64_t)rank : 0;
     ULY_TRY(uly_backend_create(c->backend, 1, &x.be));
     uly_memory_init(&memory, uly_backend_space(x.be));

@@ -38,8 +38,9 @@ struct plain_case {
     bool serial;
     const char *backend;
     enum uly_dtype model;
-    double gap; /* scores rise by this from each eighth of the keys to the next */
-    int slow;   /* above 0: ranks sleep at random before they fill and take, seeded by it */
+    double gap;         /* scores rise by this from each eighth of the keys to the next */
+    double delta_shift; /* what the source adds to delta */
+    int slow;           /* above 0: ranks sleep at random before they fill and take, seeded by it */
 };
 
 /* What a rank measured. */
