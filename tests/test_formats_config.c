@@ -69,7 +69,8 @@ static void test_everything_set(void **state)
              "\"max_position_embeddings\": 131072.0, \"rope_theta\": 500000.0, "
              "\"hidden_act\": \"silu\", \"attention_dropout\": 0.0, \"pretraining_tp\": 1, "
              "\"rope_scaling\": null, \"quantization_config\": null, "
-             "\"layer_types\": [\"full_attention\"], \"unknown\": {\"a\": [1]}}",
+             "\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\"], "
+             "\"unknown\": {\"a\": [1]}}",
              &c));
     assert_int_equal(c.num_key_value_heads, 2);
     assert_int_equal(c.head_dim, 16);
@@ -191,7 +192,7 @@ static const struct refused refusals[] = {
      ULY_ERR_UNSUPPORTED, "LlamaForSequenceClassification|LlamaForCausalLM"},
     {"{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"mistral\"}",
      ULY_ERR_UNSUPPORTED, "mistral|llama"},
-    {"{\"model_type\": \"qwen2\"}", ULY_ERR_UNSUPPORTED, "qwen2|LlamaForCausalLM"},
+    {"{\"model_type\": \"gemma\"}", ULY_ERR_UNSUPPORTED, "gemma|LlamaForCausalLM|Qwen3ForCausalLM"},
     {HEAD SIZES ", \"quantization_config\": {\"bits\": 4}}", ULY_ERR_UNSUPPORTED,
      "quantization_config|unquantised"},
     {HEAD SIZES ", \"hidden_act\": \"gelu\"}", ULY_ERR_UNSUPPORTED, "hidden_act|gelu|silu"},
@@ -201,11 +202,25 @@ static const struct refused refusals[] = {
     {HEAD SIZES ", \"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", ULY_ERR_UNSUPPORTED,
      "partial_rotary_factor"},
     {HEAD SIZES ", \"pretraining_tp\": 2}", ULY_ERR_UNSUPPORTED, "pretraining_tp|2"},
-    {HEAD SIZES ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]}",
-     ULY_ERR_UNSUPPORTED, "layer_types|sliding_attention"},
-    {HEAD SIZES ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}}", ULY_ERR_UNSUPPORTED,
-     "rope type \"yarn\"|default and llama3"},
-    {HEAD SIZES ", \"rope_scaling\": {\"rope_type\": \"linear\"}}", ULY_ERR_UNSUPPORTED, "linear"},
+    {HEAD SIZES ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]}", ULY_ERR_FORMAT,
+     "layer_types|num_hidden_layers (3)"},
+    {HEAD SIZES ", \"layer_types\": [\"full_attention\", \"sliding_attention\", "
+                "\"full_attention\"]}",
+     ULY_ERR_UNSUPPORTED, "layer_types|[1] is sliding_attention|no window"},
+    {HEAD SIZES ", \"sliding_window\": 64}", ULY_ERR_UNSUPPORTED,
+     "sliding_window|64|LlamaForCausalLM has no window"},
+    {HEAD SIZES ", \"rope_scaling\": {\"type\": \"ntk\", \"factor\": 4}}", ULY_ERR_UNSUPPORTED,
+     "rope type \"ntk\"|default, linear, dynamic, yarn, llama3 and longrope"},
+    {HEAD SIZES ", \"rope_scaling\": {\"type\": \"su\", \"factor\": 4}}", ULY_ERR_UNSUPPORTED,
+     "su|longrope"},
+    {HEAD SIZES ", \"rope_scaling\": {\"rope_type\": \"linear\"}}", ULY_ERR_FORMAT,
+     "linear|factor"},
+    {HEAD SIZES ", \"embedding_multiplier\": 12.0}", ULY_ERR_UNSUPPORTED,
+     "embedding_multiplier|12.0|another family"},
+    {HEAD SIZES ", \"final_logit_softcapping\": 30}", ULY_ERR_UNSUPPORTED,
+     "final_logit_softcapping|30"},
+    {HEAD SIZES ", \"num_local_experts\": 8}", ULY_ERR_UNSUPPORTED, "num_local_experts|8"},
+    {HEAD SIZES ", \"head_dim\": 514}", ULY_ERR_INVALID, "head_dim|514|512"},
     {HEAD SIZES ", \"rope_scaling\": 3}", ULY_ERR_FORMAT, "rope_scaling|object"},
     {HEAD SIZES ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}}",
      ULY_ERR_UNSUPPORTED, "full_attention"},

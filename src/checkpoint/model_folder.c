@@ -256,6 +256,11 @@ void uly_model_folder_close(struct uly_model_folder *f)
     uly_free(f);
 }
 
+enum uly_status uly_model_folder_override(struct uly_model_folder *f, const char *overrides)
+{
+    return uly_config_json_override(&f->config_json, overrides, &f->config);
+}
+
 const struct uly_model_config *uly_model_folder_config(const struct uly_model_folder *f)
 {
     return &f->config;

@@ -28,6 +28,10 @@ struct uly_model_folder;
 enum uly_status uly_model_folder_open(const char *path, struct uly_model_folder **out);
 void uly_model_folder_close(struct uly_model_folder *folder); /* NULL is fine */
 
+/* Changes the folder's configuration, as read here and as written beside its weights later; the files
+ * stay as they are. overrides: see uly_config_json_override. */
+enum uly_status uly_model_folder_override(struct uly_model_folder *folder, const char *overrides);
+
 const struct uly_model_config *uly_model_folder_config(const struct uly_model_folder *folder);
 /* config.json as read, for writing it again; a view. */
 const struct uly_config_json *uly_model_folder_config_json(const struct uly_model_folder *folder);

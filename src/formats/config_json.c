@@ -6,34 +6,48 @@
 #include "formats/config_json.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "formats/json.h"
+#include "formats/config_json_impl.h"
 
 enum { MAX_CONFIG_BYTES = 16 << 20 };
 
 /* ------------------------------------------------------------------ families */
 
-struct family {
-    const char *architecture, *model_type;
-    const char *qkv_bias_key, *o_bias_key,
-        *mlp_bias_key;                /* config keys that switch biases; NULL: none */
-    bool tied_default;                /* tie_word_embeddings where the key is absent */
-    int64_t bos_default, eos_default; /* ids where the key is absent */
+enum presence { NEVER, ALWAYS, BY_KEY /* attention_bias, or mlp_bias of the MLP */ };
+enum window_rule {
+    NO_WINDOW,
+    ONE_WINDOW,     /* sliding_window, null for none: all layers */
+    CHOSEN_WINDOWS, /* use_sliding_window, and layer_types or max_window_layers */
 };
 
-static const struct family families[] = {
-    {"LlamaForCausalLM", "llama", "attention_bias", "attention_bias", "mlp_bias", false, 1, 2},
+/* What a family is, with Transformers' defaults of keys that are absent. A new family is a row here. */
+static const struct family {
+    const char *architecture, *model_type;
+    enum presence qkv_bias, o_bias, mlp_bias;
+    bool qk_norm;
+    enum window_rule window;
+    int64_t kv_heads;         /* 0: as many as query heads */
+    int64_t head_dim;         /* 0: hidden_size / heads */
+    bool heads_divide_hidden; /* also where head_dim is given */
+    int64_t max_positions, bos, eos;
+} families[] = {
+    {"LlamaForCausalLM", "llama", BY_KEY, BY_KEY, BY_KEY, false, NO_WINDOW, 0, 0, true, 2048, 1, 2},
+    {"MistralForCausalLM", "mistral", NEVER, NEVER, NEVER, false, ONE_WINDOW, 8, 0, false, 131072,
+     1, 2},
+    {"Qwen2ForCausalLM", "qwen2", ALWAYS, NEVER, NEVER, false, CHOSEN_WINDOWS, 32, 0, false, 32768,
+     -1, -1},
+    {"Qwen3ForCausalLM", "qwen3", BY_KEY, BY_KEY, NEVER, true, CHOSEN_WINDOWS, 32, 128, false,
+     32768, -1, -1},
 };
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
 
 const char *uly_config_supported_architectures(void)
 {
-    return "LlamaForCausalLM";
+    return "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
 }
 
 static enum uly_status find_family(const json_t *root, const char *name, const struct family **out)
@@ -53,9 +67,8 @@ static enum uly_status find_family(const json_t *root, const char *name, const s
         if (strcmp(architecture ? architecture : type,
                    architecture ? families[i].architecture : families[i].model_type) == 0)
             found = &families[i];
-    ULY_FAIL_IF(!found, ULY_ERR_UNSUPPORTED,
-                "%s: architecture %s is not supported (supported today: %s)", name,
-                architecture ? architecture : type, uly_config_supported_architectures());
+    ULY_FAIL_IF(!found, ULY_ERR_UNSUPPORTED, "%s: architecture %s is not supported (supported: %s)",
+                name, architecture ? architecture : type, uly_config_supported_architectures());
     ULY_FAIL_IF(!type, ULY_ERR_FORMAT,
                 "%s: no \"model_type\"; Transformers needs it: add \"model_type\": \"%s\"", name,
                 found->model_type);
@@ -68,41 +81,61 @@ static enum uly_status find_family(const json_t *root, const char *name, const s
 
 /* ------------------------------------------------------------------ refusals */
 
-enum rule { MUST_BE_ABSENT, MUST_BE_NUMBER, MUST_BE_FALSE, MUST_BE_TEXT };
-
-static const struct refusal {
-    const char *key;
-    enum rule rule;
-    double number;    /* MUST_BE_NUMBER: the only value (absent and null count as it) */
-    const char *text; /* MUST_BE_TEXT: the only value */
-    const char *hint;
-} refusals[] = {
-    {"quantization_config", MUST_BE_ABSENT, 0, NULL,
+/* Keys that change what a model computes and are not computed here. The lower ones belong to other families: Transformers
+ * ignores them in these four, and whoever set them meant something else. */
+static const struct uly_config_refusal refusals[] = {
+    {"quantization_config", ULY_MUST_BE_ABSENT, 0, NULL,
      "quantised weights cannot be trained; take the model's unquantised folder"},
-    {"hidden_act", MUST_BE_TEXT, 0, "silu", "only silu is there"},
-    {"attention_dropout", MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
-    {"hidden_dropout", MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
-    {"resid_pdrop", MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
-    {"embd_pdrop", MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
-    {"partial_rotary_factor", MUST_BE_NUMBER, 1, NULL, "only whole heads are rotated"},
-    {"pretraining_tp", MUST_BE_NUMBER, 1, NULL, "set it to 1 (the weights are the same)"},
-    {"is_encoder_decoder", MUST_BE_FALSE, 0, NULL, "only decoders are there"},
-    {"add_cross_attention", MUST_BE_FALSE, 0, NULL, "only decoders are there"},
-    {"per_layer_config", MUST_BE_ABSENT, 0, NULL, "all layers must be alike"},
+    {"hidden_act", ULY_MUST_BE_TEXT, 0, "silu", "only silu is there"},
+    {"hidden_activation", ULY_MUST_BE_TEXT, 0, "silu", "only silu is there"},
+    {"attention_dropout", ULY_MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
+    {"hidden_dropout", ULY_MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
+    {"resid_pdrop", ULY_MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
+    {"embd_pdrop", ULY_MUST_BE_NUMBER, 0, NULL, "dropout is not there; set it to 0.0"},
+    {"partial_rotary_factor", ULY_MUST_BE_NUMBER, 1, NULL, "only whole heads are rotated"},
+    {"pretraining_tp", ULY_MUST_BE_NUMBER, 1, NULL, "set it to 1 (the weights are the same)"},
+    {"is_encoder_decoder", ULY_MUST_BE_FALSE, 0, NULL, "only decoders are there"},
+    {"add_cross_attention", ULY_MUST_BE_FALSE, 0, NULL, "only decoders are there"},
+    {"per_layer_config", ULY_MUST_BE_ABSENT, 0, NULL, "all layers must be alike"},
+
+#define FOREIGN "it belongs to another family; remove the key if the model does without"
+    {"alibi", ULY_MUST_BE_FALSE, 0, NULL, FOREIGN},
+    {"rope_interleaved", ULY_MUST_BE_FALSE, 0, NULL, FOREIGN},
+    {"use_mrope", ULY_MUST_BE_FALSE, 0, NULL, FOREIGN},
+    {"use_qk_norm", ULY_MUST_BE_FALSE, 0, NULL, FOREIGN},
+    {"qk_layernorm", ULY_MUST_BE_FALSE, 0, NULL, FOREIGN},
+    {"no_rope_layers", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"attention_chunk_size", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"clip_qkv", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"attn_logit_softcapping", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"final_logit_softcapping", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"query_pre_attn_scalar", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"attention_multiplier", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"embedding_multiplier", ULY_MUST_BE_NUMBER, 1, NULL, FOREIGN},
+    {"residual_multiplier", ULY_MUST_BE_NUMBER, 1, NULL, FOREIGN},
+    {"logits_scaling", ULY_MUST_BE_NUMBER, 1, NULL, FOREIGN},
+    {"logit_scale", ULY_MUST_BE_NUMBER, 1, NULL, FOREIGN},
+    {"kv_lora_rank", ULY_MUST_BE_ABSENT, 0, NULL, FOREIGN},
+    {"num_experts", ULY_MUST_BE_NUMBER, 0, NULL, FOREIGN},
+    {"num_local_experts", ULY_MUST_BE_NUMBER, 0, NULL, FOREIGN},
+    {"n_routed_experts", ULY_MUST_BE_NUMBER, 0, NULL, FOREIGN},
+#undef FOREIGN
 };
 
-static enum uly_status check_refusal(const json_t *object, const struct refusal *r,
-                                     const char *name)
+enum uly_status uly_config_refuse(const json_t *object, const struct uly_config_refusal *r,
+                                  const char *name)
 {
     const json_t *value = json_object_get(object, r->key);
     if (!value || json_is_null(value))
         return ULY_OK;
     bool fine = false;
-    if (r->rule == MUST_BE_NUMBER)
+    if (r->rule == ULY_MUST_BE_NUMBER)
         fine = json_is_number(value) && json_number_value(value) == r->number;
-    else if (r->rule == MUST_BE_FALSE)
+    else if (r->rule == ULY_MUST_BE_FALSE)
         fine = json_is_false(value);
-    else if (r->rule == MUST_BE_TEXT)
+    else if (r->rule == ULY_MUST_BE_TRUE)
+        fine = json_is_true(value);
+    else if (r->rule == ULY_MUST_BE_TEXT)
         fine = json_is_string(value) && strcmp(json_string_value(value), r->text) == 0;
     if (fine)
         return ULY_OK;
@@ -117,95 +150,23 @@ static enum uly_status check_refusal(const json_t *object, const struct refusal 
 static enum uly_status check_refusals(const json_t *root, const char *name)
 {
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++)
-        ULY_TRY(check_refusal(root, &refusals[i], name));
-    const json_t *types = json_object_get(root, "layer_types"), *type;
-    size_t i;
-    json_array_foreach(types, i, type) ULY_FAIL_IF(
-        !json_is_string(type) || strcmp(json_string_value(type), "full_attention") != 0,
-        ULY_ERR_UNSUPPORTED, "%s: \"layer_types\"[%zu]: %s is not supported (full_attention is)",
-        name, i, json_is_string(type) ? json_string_value(type) : uly_json_type_text(type));
+        ULY_TRY(uly_config_refuse(root, &refusals[i], name));
     return ULY_OK;
 }
 
-/* ------------------------------------------------------------------ rope */
-
-/* Numbers that the llama3 type needs, all of them named where they are missing or out of range. */
-static enum uly_status read_llama3(const json_t *root, const json_t *rope, const char *name,
-                                   struct uly_model_config *c)
+/* A bias that a family always or never has may be named by its key, but not contradicted. */
+static enum uly_status read_bias(const json_t *root, enum presence presence, const char *key,
+                                 const char *name, bool *out)
 {
-    static const char *const keys[] = {"factor", "low_freq_factor", "high_freq_factor"};
-    for (int i = 0; i < 3; i++)
-        ULY_FAIL_IF(!uly_json_has(rope, keys[i]), ULY_ERR_FORMAT,
-                    "%s: rope type llama3 needs \"%s\"", name, keys[i]);
-    ULY_TRY(uly_json_get_double(rope, "factor", name, &c->rope.factor));
-    ULY_TRY(uly_json_get_double(rope, "low_freq_factor", name, &c->rope.low_freq_factor));
-    ULY_TRY(uly_json_get_double(rope, "high_freq_factor", name, &c->rope.high_freq_factor));
-    /* Transformers: the key beside rope_scaling beats the one in it; max_position_embeddings stands in for both */
-    static const char original[] = "original_max_position_embeddings";
-    c->rope.original_max_position_embeddings = c->max_position_embeddings;
-    ULY_TRY(uly_json_get_int(rope, original, name, &c->rope.original_max_position_embeddings));
-    ULY_TRY(uly_json_get_int(root, original, name, &c->rope.original_max_position_embeddings));
-    const struct uly_rope_config *r = &c->rope;
-    ULY_FAIL_IF(!(r->factor >= 1 && isfinite(r->factor)), ULY_ERR_INVALID,
-                "%s: rope factor %g must be at least 1", name, r->factor);
-    ULY_FAIL_IF(!(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor &&
-                  isfinite(r->high_freq_factor)),
-                ULY_ERR_INVALID,
-                "%s: rope low_freq_factor %g must be above 0 and below high_freq_factor %g", name,
-                r->low_freq_factor, r->high_freq_factor);
-    ULY_FAIL_IF(r->original_max_position_embeddings < 1, ULY_ERR_INVALID,
-                "%s: %s %" PRId64 " must be positive", name, original,
-                r->original_max_position_embeddings);
-    return ULY_OK;
-}
-
-/* The object that describes the rotation: rope_scaling (old) beats rope_parameters (new), as in Transformers. NULL where
- * there is none; {} counts as none. */
-static enum uly_status rope_object(const json_t *root, const char *name, const json_t **out)
-{
-    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
-    *out = NULL;
-    for (int i = 0; i < 2 && !*out; i++) {
-        const json_t *value = json_object_get(root, keys[i]);
-        ULY_FAIL_IF(value && !json_is_null(value) && !json_is_object(value), ULY_ERR_FORMAT,
-                    "%s: \"%s\" must be an object, not %s", name, keys[i],
-                    uly_json_type_text(value));
-        if (json_object_size(value) > 0)
-            *out = value;
-    }
-    return ULY_OK;
-}
-
-static enum uly_status read_rope(const json_t *root, const char *name, struct uly_model_config *c)
-{
-    const json_t *rope;
-    const char *type = "default";
-    ULY_TRY(rope_object(root, name, &rope));
-    c->rope.theta = 10000;
-    ULY_TRY(uly_json_get_double(root, "rope_theta", name, &c->rope.theta));
-    if (rope) {
-        const char *key;
-        json_t *value;
-        json_object_foreach((json_t *)(uintptr_t)rope, key, value) ULY_FAIL_IF(
-            json_is_object(value), ULY_ERR_UNSUPPORTED,
-            "%s: rope settings for each layer type (\"%s\") are not supported", name, key);
-        ULY_TRY(uly_json_get_double(rope, "rope_theta", name, &c->rope.theta));
-        ULY_TRY(uly_json_get_string(rope, "type", name, &type));
-        ULY_TRY(uly_json_get_string(rope, "rope_type", name, &type));
-        for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++)
-            if (strcmp(refusals[i].key, "partial_rotary_factor") == 0)
-                ULY_TRY(check_refusal(rope, &refusals[i], name));
-    }
-    ULY_FAIL_IF(!(c->rope.theta > 0 && isfinite(c->rope.theta)), ULY_ERR_INVALID,
-                "%s: rope_theta %g must be positive", name, c->rope.theta);
-    if (strcmp(type, "default") == 0) {
-        c->rope.type = ULY_ROPE_DEFAULT;
-        return ULY_OK;
-    }
-    ULY_FAIL_IF(strcmp(type, "llama3") != 0, ULY_ERR_UNSUPPORTED,
-                "%s: rope type \"%s\" is not supported (default and llama3 are)", name, type);
-    c->rope.type = ULY_ROPE_LLAMA3;
-    return read_llama3(root, rope, name, c);
+    struct uly_config_refusal contradiction = {
+        .key = key,
+        .rule = presence == ALWAYS ? ULY_MUST_BE_TRUE : ULY_MUST_BE_FALSE,
+        .hint = presence == ALWAYS ? "the family always has this bias; remove the key"
+                                   : "the family has no such bias; remove the key"};
+    if (presence == BY_KEY)
+        return uly_json_get_bool(root, key, name, out);
+    *out = presence == ALWAYS;
+    return uly_config_refuse(root, &contradiction, name);
 }
 
 /* ------------------------------------------------------------------ sizes */
@@ -224,20 +185,27 @@ static enum uly_status read_size(const json_t *root, const char *key, const char
     return ULY_OK;
 }
 
-static enum uly_status read_heads(const json_t *root, const char *name, struct uly_model_config *c)
+static enum uly_status read_heads(const json_t *root, const struct family *family, const char *name,
+                                  struct uly_model_config *c)
 {
     enum { MAX_HEADS = 1 << 16 };
     int64_t heads = 0, kv = 0, dim = 0;
     ULY_TRY(read_size(root, "num_attention_heads", name, 0, MAX_HEADS, &heads));
-    ULY_TRY(read_size(root, "num_key_value_heads", name, heads, MAX_HEADS, &kv));
+    /* null is as many as query heads; no key at all is the family's */
+    bool absent = !json_object_get(root, "num_key_value_heads");
+    int64_t kv_initial = absent && family->kv_heads > 0 ? family->kv_heads : heads;
+    ULY_TRY(read_size(root, "num_key_value_heads", name, kv_initial, MAX_HEADS, &kv));
     ULY_FAIL_IF(heads % kv, ULY_ERR_INVALID,
                 "%s: num_attention_heads %" PRId64 " is not a multiple of num_key_value_heads "
-                "%" PRId64,
-                name, heads, kv);
-    ULY_FAIL_IF(c->hidden_size % heads, ULY_ERR_INVALID,
+                "%" PRId64 "%s",
+                name, heads, kv, absent ? " (the family's default)" : "");
+    bool derived = !uly_json_has(root, "head_dim") && family->head_dim == 0;
+    ULY_FAIL_IF((derived || family->heads_divide_hidden) && c->hidden_size % heads, ULY_ERR_INVALID,
                 "%s: hidden_size %" PRId64 " is not a multiple of num_attention_heads %" PRId64,
                 name, c->hidden_size, heads);
-    ULY_TRY(read_size(root, "head_dim", name, c->hidden_size / heads, MAX_HEADS, &dim));
+    int64_t dim_initial = family->head_dim > 0 ? family->head_dim : c->hidden_size / heads;
+    ULY_TRY(read_size(root, "head_dim", name, dim_initial > 0 ? dim_initial : 1, ULY_MAX_HEAD_DIM,
+                      &dim));
     ULY_FAIL_IF(dim % 2, ULY_ERR_INVALID, "%s: head_dim %" PRId64 " must be even (rope pairs)",
                 name, dim);
     c->num_attention_heads = (int)heads;
@@ -246,18 +214,19 @@ static enum uly_status read_heads(const json_t *root, const char *name, struct u
     return ULY_OK;
 }
 
-static enum uly_status read_sizes(const json_t *root, const char *name, struct uly_model_config *c)
+static enum uly_status read_sizes(const json_t *root, const struct family *family, const char *name,
+                                  struct uly_model_config *c)
 {
-    enum { MAX_LAYERS = 1 << 16, MAX_WIDTH = 1 << 24 };
+    enum { MAX_WIDTH = 1 << 24 };
     int64_t layers = 0;
     ULY_TRY(read_size(root, "hidden_size", name, 0, MAX_WIDTH, &c->hidden_size));
     ULY_TRY(read_size(root, "intermediate_size", name, 0, MAX_WIDTH, &c->intermediate_size));
     ULY_TRY(read_size(root, "vocab_size", name, 0, INT32_MAX, &c->vocab_size));
-    ULY_TRY(read_size(root, "num_hidden_layers", name, 0, MAX_LAYERS, &layers));
-    ULY_TRY(read_size(root, "max_position_embeddings", name, 2048, INT64_MAX / 4096,
-                      &c->max_position_embeddings));
+    ULY_TRY(read_size(root, "num_hidden_layers", name, 0, ULY_MAX_LAYERS, &layers));
+    ULY_TRY(read_size(root, "max_position_embeddings", name, family->max_positions,
+                      INT64_MAX / 4096, &c->max_position_embeddings));
     c->num_hidden_layers = (int)layers;
-    ULY_TRY(read_heads(root, name, c));
+    ULY_TRY(read_heads(root, family, name, c));
     c->rms_norm_eps = 1e-6;
     c->initializer_range = 0.02;
     ULY_TRY(uly_json_get_double(root, "rms_norm_eps", name, &c->rms_norm_eps));
@@ -266,6 +235,89 @@ static enum uly_status read_sizes(const json_t *root, const char *name, struct u
                 "%s: rms_norm_eps %g must be in [0, 1)", name, c->rms_norm_eps);
     ULY_FAIL_IF(!(c->initializer_range >= 0 && c->initializer_range <= 1), ULY_ERR_INVALID,
                 "%s: initializer_range %g must be in [0, 1]", name, c->initializer_range);
+    return ULY_OK;
+}
+
+/* ------------------------------------------------------------------ windows */
+
+/* The window that the keys speak of; 0: none. */
+static enum uly_status read_window(const json_t *root, const struct family *family,
+                                   const char *name, int64_t *out)
+{
+    static const char key[] = "sliding_window";
+    bool use = family->window == ONE_WINDOW; /* CHOSEN_WINDOWS asks for the switch */
+    const json_t *value = json_object_get(root, key),
+                 *given = json_object_get(root, "use_sliding_window");
+    int64_t window = value ? 0 : 4096; /* null is none; no key at all is 4096 */
+    ULY_TRY(uly_json_get_bool(root, "use_sliding_window", name, &use));
+    ULY_TRY(uly_json_get_int(root, key, name, &window));
+    ULY_FAIL_IF(window < 0 || window > INT64_MAX / 4096 || (uly_json_has(root, key) && window == 0),
+                ULY_ERR_INVALID, "%s: \"%s\" is %" PRId64 ", must be positive, or null for none",
+                name, key, window);
+    if (family->window == NO_WINDOW)
+        window = value ? window : 0;
+    /* where Transformers would ignore a key, what was meant is not known */
+    ULY_FAIL_IF(family->window == NO_WINDOW && window > 0 && (use || !given), ULY_ERR_UNSUPPORTED,
+                "%s: \"%s\": %" PRId64 " is not supported: %s has no window; set it to null", name,
+                key, window, family->architecture);
+    ULY_FAIL_IF(
+        family->window == ONE_WINDOW && json_is_boolean(given) && use != (window > 0),
+        ULY_ERR_UNSUPPORTED,
+        "%s: \"use_sliding_window\": %s is not supported: %s has only \"%s\", which is %" PRId64
+        "; set that to null for none",
+        name, use ? "true" : "false", family->architecture, key, window);
+    *out = use && family->window != NO_WINDOW ? window : 0;
+    return ULY_OK;
+}
+
+/* layer_types: the layer's own word on its window. */
+static enum uly_status layer_type(const json_t *types, int layer, const char *name, bool *window)
+{
+    const json_t *type = json_array_get(types, (size_t)layer);
+    const char *word = json_string_value(type);
+    bool full = word && strcmp(word, "full_attention") == 0;
+    *window = word && strcmp(word, "sliding_attention") == 0;
+    ULY_FAIL_IF(!full && !*window, ULY_ERR_UNSUPPORTED,
+                "%s: \"layer_types\"[%d]: %s is not supported (full_attention and "
+                "sliding_attention are)",
+                name, layer, word ? word : uly_json_type_text(type));
+    return ULY_OK;
+}
+
+static enum uly_status read_windows(const json_t *root, const struct family *family,
+                                    const char *name, struct uly_model_config *c)
+{
+    const json_t *types = json_object_get(root, "layer_types");
+    int64_t first = 28; /* Qwen's max_window_layers: layers below it see everything */
+    bool listed = types && !json_is_null(types);
+    ULY_TRY(read_window(root, family, name, &c->sliding_window));
+    if (family->window == CHOSEN_WINDOWS)
+        ULY_TRY(uly_json_get_int(root, "max_window_layers", name, &first));
+    else
+        first = 0;
+    ULY_FAIL_IF(
+        listed && (!json_is_array(types) || json_array_size(types) != (size_t)c->num_hidden_layers),
+        ULY_ERR_FORMAT, "%s: \"layer_types\" must be a list of num_hidden_layers (%d) words", name,
+        c->num_hidden_layers);
+    for (int layer = 0; layer < c->num_hidden_layers; layer++) {
+        bool by_rule = c->sliding_window > 0 && layer >= first, window = by_rule;
+        if (listed)
+            ULY_TRY(layer_type(types, layer, name, &window));
+        ULY_FAIL_IF(window && c->sliding_window == 0, ULY_ERR_UNSUPPORTED,
+                    "%s: \"layer_types\"[%d] is sliding_attention, but %s", name, layer,
+                    family->window == NO_WINDOW ? "the family has no window"
+                    : family->window == ONE_WINDOW
+                        ? "there is no \"sliding_window\""
+                        : "\"use_sliding_window\" is not true, or \"sliding_window\" is null");
+        ULY_FAIL_IF(family->window == ONE_WINDOW && window != by_rule, ULY_ERR_UNSUPPORTED,
+                    "%s: \"layer_types\"[%d] is full_attention, but %s has its window on every "
+                    "layer; set \"sliding_window\" to null for none",
+                    name, layer, family->architecture);
+        if (window)
+            uly_config_set_window(c, layer);
+    }
+    if (uly_config_window_layers(c) == 0)
+        c->sliding_window = 0;
     return ULY_OK;
 }
 
@@ -306,11 +358,6 @@ static enum uly_status parse_dtype(const json_t *root, const char *name, enum ul
              "%s: dtype \"%s\" is not supported (float32, bfloat16 and float16 are)", name, text);
 }
 
-static enum uly_status read_switch(const json_t *root, const char *key, const char *name, bool *out)
-{
-    return key ? uly_json_get_bool(root, key, name, out) : ULY_OK;
-}
-
 static enum uly_status translate(const json_t *root, const char *name, struct uly_model_config *out)
 {
     struct uly_model_config c = {0};
@@ -319,16 +366,18 @@ static enum uly_status translate(const json_t *root, const char *name, struct ul
     snprintf(c.architecture, sizeof c.architecture, "%s", family->architecture);
     snprintf(c.model_type, sizeof c.model_type, "%s", family->model_type);
     ULY_TRY(check_refusals(root, name));
-    ULY_TRY(read_sizes(root, name, &c));
-    ULY_TRY(read_rope(root, name, &c));
-    c.tie_word_embeddings = family->tied_default;
+    ULY_TRY(read_sizes(root, family, name, &c));
+    ULY_TRY(uly_config_read_rope(root, name, &c));
+    c.qk_norm = family->qk_norm;
+    ULY_TRY(read_windows(root, family, name, &c));
     ULY_TRY(uly_json_get_bool(root, "tie_word_embeddings", name, &c.tie_word_embeddings));
-    ULY_TRY(read_switch(root, family->qkv_bias_key, name, &c.qkv_bias));
-    ULY_TRY(read_switch(root, family->o_bias_key, name, &c.o_bias));
-    ULY_TRY(read_switch(root, family->mlp_bias_key, name, &c.mlp_bias));
+    ULY_TRY(read_bias(root, family->qkv_bias, "attention_bias", name, &c.qkv_bias));
+    if (family->o_bias == BY_KEY) /* one key for all four */
+        c.o_bias = c.qkv_bias;
+    ULY_TRY(read_bias(root, family->mlp_bias, "mlp_bias", name, &c.mlp_bias));
     int64_t V = c.vocab_size;
-    ULY_TRY(read_id(root, "bos_token_id", name, family->bos_default, V, &c.bos_token_id));
-    ULY_TRY(read_id(root, "eos_token_id", name, family->eos_default, V, &c.eos_token_id));
+    ULY_TRY(read_id(root, "bos_token_id", name, family->bos, V, &c.bos_token_id));
+    ULY_TRY(read_id(root, "eos_token_id", name, family->eos, V, &c.eos_token_id));
     ULY_TRY(read_id(root, "pad_token_id", name, -1, V, &c.pad_token_id));
     ULY_TRY(parse_dtype(root, name, &c.dtype));
     *out = c;

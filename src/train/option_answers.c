@@ -13,6 +13,7 @@
 #define DATA_ANSWER      "type --data FILE..., .txt or .jsonl"
 #define EVAL_DATA_ANSWER "type --eval-data FILE..., or --validation-split F"
 #define LENGTH_ANSWER    "type --max-length N, the most tokens of a row"
+#define CONFIG_ANSWER    "type --config-overrides JSON, an object of config.json values"
 #define SP_ANSWER        "type --sp-size N, the ranks that share each sequence"
 #define ULYSSES_ANSWER   "type --ulysses-size N (and --method usp for the product with a ring)"
 #define RING_ANSWER      "type --ring-size N (with --method ring, or usp beside --ulysses-size)"
@@ -81,6 +82,10 @@ const struct uly_option_answer uly_foreign_options[] = {
     {"model-max-length", NULL, LENGTH_ANSWER},
     {"context-length", NULL, LENGTH_ANSWER},
     {"max-position-embeddings", NULL, LENGTH_ANSWER},
+    {"rope-theta", NULL, CONFIG_ANSWER},
+    {"rope-scaling", NULL, CONFIG_ANSWER},
+    {"rope-freq-base", NULL, CONFIG_ANSWER},
+    {"sliding-window", NULL, CONFIG_ANSWER},
     {"group-by-length", NULL, "type --train-sampling-strategy random or sequential"},
     {"dataloader-drop-last", NULL, LEAVE_OUT "no row is dropped; an epoch's last step is short"},
     {"dataloader-num-workers", NULL, LEAVE_OUT "rows are tokenised before the first step"},
@@ -220,7 +225,6 @@ const struct uly_option_answer uly_foreign_options[] = {
 };
 
 const struct uly_option_answer uly_later_options[] = {
-    {"config-overrides", NULL, "edit config.json of the --model folder"},
     {"zero-stage", "1", "--zero-stage 0 is"},
     {"zero-stage", "2", "--zero-stage 0 is"},
     {"zero-stage", "3", "--zero-stage 0 is"},

@@ -212,7 +212,8 @@ static void warn_length(struct uly_run *run)
     if (limit > 0 && longest > limit)
         uly_progress_line(&run->progress,
                           "warning   rows of %s tokens, but the model's max_position_embeddings is "
-                          "%s: it has not seen such positions",
+                          "%s: it has not seen such positions; "
+                          "--config-overrides extends the context",
                           COUNT(longest), COUNT(limit));
 }
 

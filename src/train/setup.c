@@ -18,6 +18,8 @@ static enum uly_status open_folder(struct uly_run *run)
 {
     struct uly_train_options *v = run->values;
     ULY_TRY(uly_model_folder_open(v->model, &run->folder));
+    if (v->config_overrides)
+        ULY_TRY(uly_model_folder_override(run->folder, v->config_overrides));
     run->config = uly_model_folder_config(run->folder);
     ULY_TRY(uly_params_init(run->config, &run->params));
     ULY_TRY(uly_model_folder_check(run->folder, &run->params));

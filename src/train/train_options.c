@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "formats/config_json.h"
 #include "train/schedule.h"
 
 enum { TRAIN = 1, EVAL = 2 };
@@ -38,6 +39,8 @@ static const struct uly_option rows[] = {
     /* clang-format off */
     {.name = "model", STRING(model), .required = true, .metavar = "DIR", .group = "Files",
      .help = "model folder: config.json, safetensors files, tokenizer.json"},
+    {.name = "config-overrides", STRING(config_overrides), .metavar = "JSON", .group = "Files",
+     .help = "config.json values for this run and the written folder, such as '{\"rope_theta\": 1e6}'; rope, lengths, windows"},
     {.name = "data", LIST(data), .required = true, .metavar = "FILE", .group = "Files",
      .help = ".txt (one document a file) or .jsonl (rows with \"text\", or \"input_ids\" and \"labels\")"},
     {.name = "output-dir", STRING(output_dir), .required = true, .commands = TRAIN, .metavar = "DIR", .group = "Files",
@@ -332,6 +335,8 @@ enum uly_status uly_train_options_check(const struct uly_train_options *options,
     struct uly_train_options copy = *options;
     struct uly_method_request asked;
     struct uly_method_choice none;
+    if (options->config_overrides)
+        ULY_TRY(uly_config_overrides_check(options->config_overrides));
     if (options->nproc > 0) {
         ULY_TRY(resolve_layout(&copy, options->nproc, &asked));
         ULY_TRY(uly_method_resolve(&asked, &none)); /* as far as it can be said without the model */

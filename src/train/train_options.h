@@ -32,8 +32,9 @@ enum uly_save_dtype_choice {
 
 struct uly_train_options {
     /* files */
-    char *model;      /* folder */
-    char *output_dir; /* train only */
+    char *model;            /* folder */
+    char *output_dir;       /* train only */
+    char *config_overrides; /* JSON text; NULL: none */
     char *config_file;
     struct uly_strings data, eval_data;
     bool overwrite_output_dir;
