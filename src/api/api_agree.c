@@ -7,10 +7,11 @@
 #include <string.h>
 
 #include "api/api_impl.h"
+#include "parallel/layout.h"
 
 /* The ring and ulysses sizes that the options and the number of ranks make. */
-enum uly_status uly_api_choose_sizes(const struct ulysses_attention_options *o, int ranks,
-                                     int *ring, int *ulysses)
+static enum uly_status choose_sizes(const struct ulysses_attention_options *o, int ranks, int *ring,
+                                    int *ulysses)
 {
     int r = o->ring_size ? o->ring_size : 1;
     ULY_FAIL_IF(o->ring_size < 0 || o->ulysses_size < 0, ULY_ERR_INVALID,
@@ -115,4 +116,60 @@ struct uly_mask uly_api_mask(const struct ulysses_mask *mask)
                              .starts = mask->n_docs ? mask->doc_starts : one_document,
                              .n_docs = mask->n_docs ? mask->n_docs : 1,
                              .window = mask->window};
+}
+
+/* ------------------------------------------------------------------ what every handle has */
+
+enum uly_status uly_api_core_open(struct uly_api_core *core, struct uly_comm *comm,
+                                  const struct ulysses_attention_options *options)
+{
+    int ring, ulysses;
+    ULY_TRY(choose_sizes(options, uly_comm_size(comm), &ring, &ulysses));
+    return uly_mesh_init(comm, 1, ring, ulysses, &core->mesh);
+}
+
+enum uly_status uly_api_core_backend(struct uly_api_core *core,
+                                     const struct ulysses_attention_options *options)
+{
+    enum uly_dtype dtype = (enum uly_dtype)options->dtype;
+    ULY_TRY(uly_backend_create(options->backend ? options->backend : "cpu",
+                               options->threads ? options->threads : 1, &core->be));
+    ULY_FAIL_IF(!uly_backend_supports(core->be, dtype), ULY_ERR_UNSUPPORTED, "backend %s has no %s",
+                uly_backend_name(core->be), uly_dtype_name(dtype));
+    uly_backend_set_poke(core->be, uly_comm_poke, core->mesh.ulysses);
+    uly_memory_init(&core->memory, uly_backend_space(core->be));
+    return ULY_OK;
+}
+
+void uly_api_core_clear(struct uly_api_core *core)
+{
+    uly_memory_clear(&core->memory);
+    uly_backend_destroy(core->be);
+    uly_mesh_clear(&core->mesh);
+}
+
+enum ulysses_status uly_api_core_shard(const struct uly_api_core *core, int64_t S,
+                                       struct ulysses_shard *out)
+{
+    const struct uly_mesh *mesh = &core->mesh;
+    return ulysses_layout(S, mesh->ring_size, mesh->ulysses_size, uly_comm_rank(mesh->sp), out);
+}
+
+int64_t uly_api_core_bytes(const struct uly_api_core *core)
+{
+    return uly_memory_planned_bytes(&core->memory) + uly_backend_scratch_bytes(core->be);
+}
+
+enum uly_status uly_api_core_tokens(const struct uly_api_core *core, int64_t S, int64_t given,
+                                    int64_t *s)
+{
+    const struct uly_mesh *mesh = &core->mesh;
+    int64_t n = uly_layout_count(S, mesh->ring_size, mesh->ulysses_size, mesh->ring_rank,
+                                 mesh->ulysses_rank);
+    ULY_FAIL_IF(given != n, ULY_ERR_INVALID,
+                "tensors of %lld tokens, rank %d of %d holds %lld of the sequence's %lld",
+                (long long)given, uly_comm_rank(mesh->sp), uly_comm_size(mesh->sp), (long long)n,
+                (long long)S);
+    *s = n;
+    return ULY_OK;
 }

@@ -15,9 +15,7 @@
 enum array { A_Q, A_K, A_V, A_O, A_LSE, A_DO, A_DQ, A_DK, A_DV, N_ARRAYS };
 
 struct ulysses_attention {
-    struct uly_mesh mesh;
-    struct uly_backend *be;
-    struct uly_memory memory;
+    struct uly_api_core core;
     struct uly_cp_options options;
     struct uly_cp_attention *cp;
     struct uly_tensor dk_sum, dv_sum; /* [most s, K, D] float32; absent where nothing is rounded */
@@ -33,7 +31,7 @@ struct ulysses_attention {
 static enum uly_status make_sums(struct ulysses_attention *a)
 {
     const struct uly_cp_options *o = &a->options;
-    struct uly_arena *arena = &a->memory.arena[ULY_LIFE_ACTIVATIONS];
+    struct uly_arena *arena = &a->core.memory.arena[ULY_LIFE_ACTIVATIONS];
     if (!o->training || uly_cp_dkv_dtype(a->cp) == o->model)
         return ULY_OK;
     ULY_TRY(uly_tensor_new(arena, "dk, summed", uly_cp_dkv_dtype(a->cp), 3, o->token_tile, o->K,
@@ -47,8 +45,7 @@ static enum uly_status build_alone(struct ulysses_attention *a,
                                    const struct ulysses_attention_options *o)
 {
     struct uly_cp_options *cp = &a->options;
-    ULY_TRY(
-        uly_backend_create(o->backend ? o->backend : "cpu", o->threads ? o->threads : 1, &a->be));
+    ULY_TRY(uly_api_core_backend(&a->core, o));
     *cp = (struct uly_cp_options){
         .H = o->heads,
         .K = o->kv_heads,
@@ -61,31 +58,26 @@ static enum uly_status build_alone(struct ulysses_attention *a,
         .serial = o->serial,
         .max_tokens = o->max_tokens,
         /* the whole shard at once: rows only move, no tile is computed on */
-        .token_tile = uly_layout_max_count(o->max_tokens, a->mesh.ring_size, a->mesh.ulysses_size)};
-    ULY_FAIL_IF(!uly_backend_supports(a->be, cp->model), ULY_ERR_UNSUPPORTED,
-                "backend %s has no %s", uly_backend_name(a->be), uly_dtype_name(cp->model));
-    uly_backend_set_poke(a->be, uly_comm_poke, a->mesh.ulysses);
-    uly_memory_init(&a->memory, uly_backend_space(a->be));
-    ULY_TRY(uly_cp_create(cp, &a->mesh, a->be, &a->memory, &a->cp));
+        .token_tile =
+            uly_layout_max_count(o->max_tokens, a->core.mesh.ring_size, a->core.mesh.ulysses_size)};
+    ULY_TRY(uly_cp_create(cp, &a->core.mesh, a->core.be, &a->core.memory, &a->cp));
     ULY_TRY(make_sums(a));
     /* contiguous ranges of heads overlap at their ends only, so kv entries are at most K + Pu */
-    a->most_entries = (int64_t)cp->H + cp->K + a->mesh.ulysses_size;
+    a->most_entries = (int64_t)cp->H + cp->K + a->core.mesh.ulysses_size;
     ULY_TRY(ULY_ALLOC(&a->view_ints, 2 * a->most_entries));
-    return uly_memory_reserve(&a->memory);
+    return uly_memory_reserve(&a->core.memory);
 }
 
 static enum uly_status create(struct ulysses_comm *comm, const struct ulysses_attention_options *o,
                               struct ulysses_attention **out)
 {
     struct ulysses_attention *a = NULL;
-    int ring, ulysses;
     ULY_FAIL_IF(!comm, ULY_ERR_INVALID, "comm is NULL");
     ULY_TRY(uly_comm_agree_status(comm->comm, uly_api_check_options(o, out)));
     ULY_TRY(uly_api_same_options(comm->comm, o));
-    ULY_TRY(uly_api_choose_sizes(o, uly_comm_size(comm->comm), &ring, &ulysses));
     enum uly_status status = ULY_ALLOC(&a, 1);
     ULY_TRY_GOTO(uly_comm_agree_status(comm->comm, status), fail);
-    ULY_TRY_GOTO(uly_mesh_init(comm->comm, 1, ring, ulysses, &a->mesh), fail);
+    ULY_TRY_GOTO(uly_api_core_open(&a->core, comm->comm, o), fail);
     ULY_TRY_GOTO(uly_comm_agree_status(comm->comm, build_alone(a, o)), fail);
     *out = a;
     return ULY_OK;
@@ -107,9 +99,7 @@ void ulysses_attention_destroy(struct ulysses_attention *attention)
         return;
     uly_cp_destroy(attention->cp);
     uly_free(attention->view_ints);
-    uly_memory_clear(&attention->memory);
-    uly_backend_destroy(attention->be);
-    uly_mesh_clear(&attention->mesh);
+    uly_api_core_clear(&attention->core);
     uly_free(attention);
 }
 
@@ -118,20 +108,19 @@ void ulysses_attention_destroy(struct ulysses_attention *attention)
 enum ulysses_status ulysses_attention_shard(const struct ulysses_attention *attention, int64_t S,
                                             struct ulysses_shard *out)
 {
-    const struct uly_mesh *mesh = &attention->mesh;
-    return ulysses_layout(S, mesh->ring_size, mesh->ulysses_size, uly_comm_rank(mesh->sp), out);
+    return uly_api_core_shard(&attention->core, S, out);
 }
 
 int64_t ulysses_attention_bytes(const struct ulysses_attention *attention)
 {
-    return uly_memory_planned_bytes(&attention->memory) + uly_backend_scratch_bytes(attention->be);
+    return uly_api_core_bytes(&attention->core);
 }
 
 void ulysses_attention_owned_heads(const struct ulysses_attention *attention, int *first,
                                    int *count)
 {
     struct uly_head_range owned =
-        uly_head_plan_owned(uly_cp_plan(attention->cp), attention->mesh.ulysses_rank);
+        uly_head_plan_owned(uly_cp_plan(attention->cp), attention->core.mesh.ulysses_rank);
     *first = owned.first;
     *count = owned.count;
 }
@@ -162,7 +151,7 @@ static enum uly_status give(struct ulysses_attention *a, enum array which,
                             const struct uly_heads *dst)
 {
     return uly_head_move(
-        a->be,
+        a->core.be,
         &(struct uly_head_move_args){
             .src = rows_of(a, a->window[which].t, row, count, list->head, list->n), .dst = *dst});
 }
@@ -189,7 +178,7 @@ static enum uly_status source_d_out(void *context, const struct uly_stage *stage
     struct uly_heads o = rows_of(a, a->window[A_O].t, row, count, list->head, list->n);
     struct uly_heads g = o; /* the same places of another tensor */
     g.t = uly_tensor_rows(a->window[A_DO].t, row, count);
-    ULY_TRY(uly_head_dot(a->be, &o, &g, delta));
+    ULY_TRY(uly_head_dot(a->core.be, &o, &g, delta));
     return give(a, A_DO, list, row, count, d_o);
 }
 
@@ -199,9 +188,9 @@ static enum uly_status take(struct ulysses_attention *a, enum array which,
                             const struct uly_heads *src)
 {
     return uly_head_move(
-        a->be, &(struct uly_head_move_args){
-                   .src = *src,
-                   .dst = rows_of(a, a->window[which].t, row, count, stage->q.head, stage->q.n)});
+        a->core.be, &(struct uly_head_move_args){.src = *src,
+                                                 .dst = rows_of(a, a->window[which].t, row, count,
+                                                                stage->q.head, stage->q.n)});
 }
 
 static enum uly_status sink_out(void *context, const struct uly_stage *stage, int64_t row,
@@ -226,10 +215,10 @@ static enum uly_status add_entries(struct ulysses_attention *a, struct uly_tenso
         one.n = 1;
         one.offset += e;
         one.stride += e;
-        ULY_TRY(uly_head_move(a->be, &(struct uly_head_move_args){
-                                         .src = one,
-                                         .dst = rows_of(a, to, row, count, &list->head[e], 1),
-                                         .accumulate = true}));
+        ULY_TRY(uly_head_move(a->core.be, &(struct uly_head_move_args){
+                                              .src = one,
+                                              .dst = rows_of(a, to, row, count, &list->head[e], 1),
+                                              .accumulate = true}));
     }
     return ULY_OK;
 }
@@ -254,12 +243,7 @@ static enum uly_status check_tensors(const struct ulysses_attention *a, int64_t 
     ULY_FAIL_IF((int)t->dtype != (int)o->model, ULY_ERR_INVALID,
                 "the tensors are of dtype %d, the handle of %d (%s)", (int)t->dtype, (int)o->model,
                 uly_dtype_name(o->model));
-    s = uly_layout_count(tokens, a->mesh.ring_size, a->mesh.ulysses_size, a->mesh.ring_rank,
-                         a->mesh.ulysses_rank);
-    ULY_FAIL_IF(t->tokens != s, ULY_ERR_INVALID,
-                "tensors of %lld tokens, rank %d of %d holds %lld of the sequence's %lld",
-                (long long)t->tokens, uly_comm_rank(a->mesh.sp), uly_comm_size(a->mesh.sp),
-                (long long)s, (long long)tokens);
+    ULY_TRY(uly_api_core_tokens(&a->core, tokens, t->tokens, &s));
     ULY_FAIL_IF(t->lse_elements < lse, ULY_ERR_INVALID, "lse has room for %lld elements, not %lld",
                 (long long)t->lse_elements, (long long)lse);
     nq = s * o->H * o->D;
@@ -294,7 +278,7 @@ static void bind(struct ulysses_attention *a, const struct ulysses_attention_ten
 {
     const struct uly_cp_options *o = &a->options;
     const void *memory[N_ARRAYS] = {t->q, t->k, t->v, t->o, t->lse, t->d_o, t->dq, t->dk, t->dv};
-    const struct uly_mem_space *space = uly_backend_space(a->be);
+    const struct uly_mem_space *space = uly_backend_space(a->core.be);
     for (int i = 0; i < (backward ? N_ARRAYS : A_DO); i++) {
         int heads = i == A_K || i == A_V || i == A_DK || i == A_DV ? o->K : o->H;
         if (i != A_LSE)
@@ -313,13 +297,13 @@ static enum uly_status run_backward(struct ulysses_attention *a, const struct ul
     bool rounded = uly_tensor_exists(&a->dk_sum);
     a->dk = rounded ? uly_tensor_rows(a->dk_sum, 0, dk.shape[0]) : dk;
     a->dv = rounded ? uly_tensor_rows(a->dv_sum, 0, dv.shape[0]) : dv;
-    ULY_TRY(uly_fill(a->be, a->dk, 0));
-    ULY_TRY(uly_fill(a->be, a->dv, 0));
+    ULY_TRY(uly_fill(a->core.be, a->dk, 0));
+    ULY_TRY(uly_fill(a->core.be, a->dv, 0));
     ULY_TRY(uly_cp_backward(a->cp, mask, source, sink, a->window[A_LSE].t));
     if (!rounded)
         return ULY_OK;
-    ULY_TRY(uly_cast(a->be, a->dk, dk));
-    return uly_cast(a->be, a->dv, dv);
+    ULY_TRY(uly_cast(a->core.be, a->dk, dk));
+    return uly_cast(a->core.be, a->dv, dv);
 }
 
 static enum uly_status run(struct ulysses_attention *a, const struct ulysses_mask *mask,
@@ -328,8 +312,8 @@ static enum uly_status run(struct ulysses_attention *a, const struct ulysses_mas
     struct uly_cp_source source = {a, source_qkv, source_d_out};
     struct uly_cp_sink sink = {a, sink_out, sink_dq, sink_dkv};
     ULY_FAIL_IF(!a, ULY_ERR_INVALID, "attention is NULL");
-    ULY_TRY(uly_comm_agree_status(a->mesh.sp, check_call(a, mask, t, backward)));
-    ULY_TRY(uly_api_same_call(a->mesh.sp, mask, backward));
+    ULY_TRY(uly_comm_agree_status(a->core.mesh.sp, check_call(a, mask, t, backward)));
+    ULY_TRY(uly_api_same_call(a->core.mesh.sp, mask, backward));
     bind(a, t, backward);
     struct uly_mask inner = uly_api_mask(mask);
     if (backward)

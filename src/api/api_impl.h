@@ -6,7 +6,7 @@
 #ifndef ULY_API_API_IMPL_H
 #define ULY_API_API_IMPL_H
 
-#include "comm/comm.h"
+#include "parallel/mesh.h"
 #include "ulysses/ulysses.h"
 
 struct ulysses_comm {
@@ -29,16 +29,33 @@ struct uly_api_word {
 enum uly_status uly_api_same(struct uly_comm *comm, const char *what,
                              const struct uly_api_word *words, int n);
 
+/* What every handle has: zero before it is opened. */
+struct uly_api_core {
+    struct uly_mesh mesh;
+    struct uly_backend *be;
+    struct uly_memory memory; /* measuring after uly_api_core_backend */
+};
+
+/* The mesh of the sizes that options and ranks make. Collective. */
+enum uly_status uly_api_core_open(struct uly_api_core *core, struct uly_comm *comm,
+                                  const struct ulysses_attention_options *options);
+/* The backend, and memory to measure; a rank by itself. */
+enum uly_status uly_api_core_backend(struct uly_api_core *core,
+                                     const struct ulysses_attention_options *options);
+void uly_api_core_clear(struct uly_api_core *core); /* at any stage */
+enum ulysses_status uly_api_core_shard(const struct uly_api_core *core, int64_t S,
+                                       struct ulysses_shard *out);
+int64_t uly_api_core_bytes(const struct uly_api_core *core);
+/* *s = tokens of this rank; ULY_ERR_INVALID where the caller gives another number. */
+enum uly_status uly_api_core_tokens(const struct uly_api_core *core, int64_t S, int64_t given,
+                                    int64_t *s);
+
 /* Values out of range, by name; out: where the handle will go, only compared with NULL. */
 enum uly_status uly_api_check_options(const struct ulysses_attention_options *options,
                                       const void *out);
 /* uly_api_same for what must agree. Collective. */
 enum uly_status uly_api_same_options(struct uly_comm *comm,
                                      const struct ulysses_attention_options *options);
-/* The ring and ulysses sizes that the options and the number of ranks make. */
-enum uly_status uly_api_choose_sizes(const struct ulysses_attention_options *options, int ranks,
-                                     int *ring, int *ulysses);
-
 enum uly_status uly_api_check_mask(const struct ulysses_mask *mask, int64_t max_tokens);
 /* uly_api_same for a call's direction and mask. Collective. */
 enum uly_status uly_api_same_call(struct uly_comm *comm, const struct ulysses_mask *mask,
