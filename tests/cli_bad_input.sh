@@ -16,7 +16,9 @@ refuses 2 "no command trian; did you mean train" uly trian
 refuses 2 "plan" uly plan --model model
 refuses 2 "not there yet" uly tokenize --model model book.txt
 refuses 2 "not there yet" uly report one
-refuses 2 "not there yet" uly selfcheck --model model
+refuses 2 "--layers takes a whole number, at least 1" uly selfcheck --model model --layers 0
+refuses 2 "--model is missing" uly selfcheck
+refuses 1 "gone" uly selfcheck --model gone
 refuses 2 "not there yet" uly bench adamw
 refuses 2 "frobnicate" train --model model --frobnicate 3
 refuses 2 "learning-rate" train --model model --learning-rat 3
@@ -30,7 +32,28 @@ refuses 2 "data" uly train --output-dir refused --model model
 refuses 2 "max-steps" train --model model --max-steps many
 refuses 2 "sp-size" train --model model --sp-size 2
 refuses 2 "dp-size" train --model model --dp-size 2
+# methods: one line with the options and the sizes that would work (the model has 4 heads, 2 kv heads)
+refuses 2 "--heads-per-stage takes a whole number, at least 1" train --model model --heads-per-stage 0
+refuses 2 "--heads-per-stage 5 is more than the 4 of a rank (4 heads over --ulysses-size 1); 1 ... 4 work" \
+    train --model model --heads-per-stage 5
+refuses 2 "--method ulysses takes all 4 heads of a rank in one stage, but --heads-per-stage is 2: that is --method upipe" \
+    train --model model --method ulysses --heads-per-stage 2
+refuses 2 "--ring-size 2 does not divide --sp-size 1; these do: 1" train --model model --ring-size 2
+refuses 2 "--method takes auto|ulysses|upipe|ring|usp" train --model model --method wheel
+refuses 2 "type --ring-size N" train --model model --ring-degree 2
+refuses 2 "type --ulysses-size N" train --model model --ulysses_degree 2
+refuses 2 "type --sp-size N" train --model model --cp_size 2
 if has_mpirun; then
+    refuses 2 "--ulysses-size 4 * --ring-size 2 is 8, but --sp-size is 4; these work (ulysses x ring): 1 x 4, 2 x 2, 4 x 1" \
+        train --model model --nproc 4 --ulysses-size 4 --ring-size 2
+    refuses 2 "--ulysses-size 3 does not divide --sp-size 4; these do: 1, 2, 4" train --model model --nproc 4 --ulysses-size 3
+    refuses 2 "--method upipe has no ring, but --ring-size is 2; 1 works, and --method usp takes 1, 2, 4" \
+        train --model model --nproc 4 --method upipe --ring-size 2
+    refuses 2 "--method ring exchanges no heads, but --ulysses-size is 2" train --model model --nproc 4 --method ring --ulysses-size 2
+    refuses 2 "--query-tile 64 needs --ring-size 1" train --model model --nproc 4 --method ring --query-tile 64
+    # what only the model can tell: once, by one rank
+    refuses 2 "--heads-per-stage 3 is more than the 2 of a rank (4 heads over --ulysses-size 2); 1 ... 2 work" \
+        train --model model --nproc 2 --method upipe --heads-per-stage 3 --threads 1
     refuses 2 "sp-size" train --model model --nproc 3 --sp-size 2
     refuses 2 "" train --model model --nproc 4 --sp-size 2 --dp-size 3
     # a cause that only the ranks find out is told once, too

@@ -113,10 +113,10 @@ for word in "LlamaForCausalLM" "float32" "lm_head.weight" "[320, 64]"; do
     grep -qF "$word" out.txt || fail "inspect does not say '$word'"
 done
 expect 0 uly --help
-for command in init train eval inspect bench; do
+for command in init train eval inspect selfcheck bench; do
     grep -q "ulysses $command" out.txt || fail "help has no $command"
 done
-for command in init train eval inspect bench; do
+for command in init train eval inspect selfcheck bench; do
     expect 0 uly $command --help
     grep -q -- "--" out.txt || fail "$command --help has no options"
 done

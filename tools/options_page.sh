@@ -15,7 +15,7 @@ trap 'rm -f "$new"' EXIT
     echo 'Made by `tools/options_page.sh` from the table that the parser, `--help` and the config file use.'
     echo 'A hyphen and an underscore in a name are the same. The same names may stand in a JSON file, `--config-file FILE`;'
     echo 'the command line beats it. `OUT/options.json` of a run is such a file.'
-    for command in train eval; do
+    for command in train eval selfcheck; do
         printf '\n## ulysses %s\n\n' "$command"
         "$program" "$command" --help-markdown
     done

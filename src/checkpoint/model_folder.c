@@ -315,7 +315,9 @@ static const char *shape_text(const int64_t *shape, int n_dim, char *buffer, siz
     return buffer;
 }
 
-static enum uly_status check_tensor(const struct uly_model_folder *f, const struct uly_param *p)
+/* first_rows: the folder's tensor may have more. */
+static enum uly_status check_tensor(const struct uly_model_folder *f, const struct uly_param *p,
+                                    bool first_rows)
 {
     struct uly_safetensors *st = NULL;
     const struct uly_safetensors_entry *e = find_tensor(f, p->name, &st);
@@ -326,7 +328,7 @@ static enum uly_status check_tensor(const struct uly_model_folder *f, const stru
     ULY_FAIL_IF(!e, ULY_ERR_FORMAT, "%s: tensor %s is missing", f->path, p->name);
     bool same = e->n_dim == p->n_dim;
     for (int i = 0; same && i < p->n_dim; i++)
-        same = e->shape[i] == p->shape[i];
+        same = e->shape[i] == p->shape[i] || (first_rows && i == 0 && e->shape[i] > p->shape[i]);
     char is[200], wanted[64];
     ULY_FAIL_IF(!same, ULY_ERR_FORMAT, "%s: tensor %s has shape %s, config.json makes it %s",
                 uly_safetensors_path(st), p->name, shape_text(e->shape, e->n_dim, is, sizeof is),
@@ -345,7 +347,7 @@ enum uly_status uly_model_folder_check(const struct uly_model_folder *f,
                                        const struct uly_params *params)
 {
     for (int i = 0; i < params->n; i++)
-        ULY_TRY(check_tensor(f, &params->list[i]));
+        ULY_TRY(check_tensor(f, &params->list[i], false));
     return ULY_OK;
 }
 
@@ -442,13 +444,12 @@ static enum uly_status load_param(const struct uly_model_folder *f, const struct
     return ULY_OK;
 }
 
-enum uly_status uly_model_folder_load(const struct uly_model_folder *f, struct uly_params *params,
-                                      struct uly_backend *be)
+static enum uly_status load_all(const struct uly_model_folder *f, struct uly_params *params,
+                                struct uly_backend *be)
 {
     enum uly_status status = ULY_OK;
     void *buffer = NULL;
     int64_t room = CHUNK;
-    ULY_TRY(uly_model_folder_check(f, params));
     for (int i = 0; i < params->n; i++) /* one row may be longer than a chunk */
         if (params->list[i].n_dim == 2 && params->list[i].shape[1] > room)
             room = params->list[i].shape[1];
@@ -458,4 +459,21 @@ enum uly_status uly_model_folder_load(const struct uly_model_folder *f, struct u
 end:
     uly_free(buffer);
     return status;
+}
+
+enum uly_status uly_model_folder_load(const struct uly_model_folder *f, struct uly_params *params,
+                                      struct uly_backend *be)
+{
+    ULY_TRY(uly_model_folder_check(f, params));
+    return load_all(f, params, be);
+}
+
+enum uly_status uly_model_folder_load_first(const struct uly_model_folder *f,
+                                            struct uly_params *params, struct uly_backend *be)
+{
+    for (int i = 0; i < params->n; i++) {
+        bool table = i == params->embedding || i == params->head;
+        ULY_TRY(check_tensor(f, &params->list[i], table));
+    }
+    return load_all(f, params, be);
 }

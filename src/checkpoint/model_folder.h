@@ -49,6 +49,11 @@ enum uly_status uly_model_folder_check(const struct uly_model_folder *folder,
 enum uly_status uly_model_folder_load(const struct uly_model_folder *folder,
                                       struct uly_params *params, struct uly_backend *be);
 
+/* The same for a model that is the beginning of the folder's: fewer layers, or fewer rows of the embedding and the head.
+ * Nothing else is read. */
+enum uly_status uly_model_folder_load_first(const struct uly_model_folder *folder,
+                                            struct uly_params *params, struct uly_backend *be);
+
 /* One warning that lists tensors which the model does not use (call it on one rank). */
 void uly_model_folder_warn_unused(const struct uly_model_folder *folder,
                                   const struct uly_params *params);

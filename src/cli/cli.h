@@ -15,6 +15,7 @@ int uly_cmd_eval(int argc, char **argv);
 int uly_cmd_init(int argc, char **argv);
 int uly_cmd_inspect(int argc, char **argv);
 int uly_cmd_bench(int argc, char **argv);
+int uly_cmd_selfcheck(int argc, char **argv);
 
 /* Says why, once (an empty message: another rank does), and returns the exit status. */
 int uly_cli_failed(enum uly_status status);

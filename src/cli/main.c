@@ -16,11 +16,11 @@ static const struct command commands[] = {
     {"train", "train a model on texts or token rows", uly_cmd_train},
     {"eval", "loss and perplexity of a model on data", uly_cmd_eval},
     {"inspect", "say what a model folder holds", uly_cmd_inspect},
+    {"selfcheck", "compare every layout of a model with one rank", uly_cmd_selfcheck},
     {"bench", "measure this machine: gemm, attention, alltoall, step", uly_cmd_bench},
     {"plan", "memory and time of a run that has not happened", NULL},
     {"tokenize", "show how a text becomes tokens", NULL},
     {"report", "a page about a finished run", NULL},
-    {"selfcheck", "compare layouts on this machine", NULL},
 };
 
 enum { COUNT_COMMANDS = sizeof commands / sizeof *commands };

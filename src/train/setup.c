@@ -273,7 +273,8 @@ static enum uly_status make_sizes(struct uly_run *run)
         uly_layout_max_count(longest_batch(run), run->choice.ring_size, run->choice.ulysses_size);
     int n = uly_method_stages(&run->asked, &run->choice, shard, stage);
     bool fits = false;
-    snprintf(run->stage_reason, sizeof run->stage_reason, "so many heads a stage fit into memory");
+    snprintf(run->stage_reason, sizeof run->stage_reason, "stages of %d head%s fit into memory",
+             stage[0].heads, stage[0].heads == 1 ? "" : "s");
     for (int i = 0; i < n && !fits; i++) {
         struct uly_text needed, have;
         int64_t need = 0, available = 0;
