@@ -49,7 +49,8 @@ if has_mpirun; then
     refuses 2 "--ulysses-size 3 does not divide --sp-size 4; these do: 1, 2, 4" train --model model --nproc 4 --ulysses-size 3
     refuses 2 "--method upipe has no ring, but --ring-size is 2; 1 works, and --method usp takes 1, 2, 4" \
         train --model model --nproc 4 --method upipe --ring-size 2
-    refuses 2 "--method ring exchanges no heads, but --ulysses-size is 2" train --model model --nproc 4 --method ring --ulysses-size 2
+    refuses 2 "--method ring exchanges no heads, but --ulysses-size is 2" \
+        train --model model --nproc 4 --method ring --ulysses-size 2
     refuses 2 "--query-tile 64 needs --ring-size 1" train --model model --nproc 4 --method ring --query-tile 64
     # what only the model can tell: once, by one rank
     refuses 2 "--heads-per-stage 3 is more than the 2 of a rank (4 heads over --ulysses-size 2); 1 ... 2 work" \

@@ -26,7 +26,8 @@ has_mpirun || { echo ok; exit 0; }
 expect 0 uly selfcheck --model model --nproc 2 --threads 1
 [ "$(grep -c '^pass' out.txt)" = 6 ] || fail "six layouts of 2 ranks"
 expect 0 uly selfcheck --model model --nproc 4 --threads 1
-for layout in "ulysses ulysses-size 4, ring-size 1, heads-per-stage 1:" "usp     ulysses-size 2, ring-size 2, heads-per-stage 2:" \
+for layout in "ulysses ulysses-size 4, ring-size 1, heads-per-stage 1:" \
+    "usp     ulysses-size 2, ring-size 2, heads-per-stage 2:" \
     "ring    ulysses-size 1, ring-size 4, heads-per-stage 4:" "heads-per-stage 1, query-tile 20:"; do
     grep -q "^pass  .*$layout" out.txt || fail "no layout '$layout'"
 done
@@ -46,7 +47,7 @@ method() {
     same_values loss one/metrics.jsonl "$dir"/metrics.jsonl 1e-5
     same_values grad_norm one/metrics.jsonl "$dir"/metrics.jsonl 1e-4
     same_values eval_loss one/metrics.jsonl "$dir"/metrics.jsonl 1e-5
-    [ "$(values comm_bytes "$dir"/metrics.jsonl | sort -u | wc -l)" = 1 ] || fail "steps of one shape sent different numbers of bytes"
+    [ "$(values comm_bytes "$dir"/metrics.jsonl | sort -u | wc -l)" = 1 ] || fail "steps of one shape sent different bytes"
 }
 method auto "method usp, ulysses-size 2, ring-size 2, heads-per-stage 2"
 grep -q "auto: 4 ulysses ranks would be sent the 2 kv heads several times; stages of 2 heads fit" out.txt || fail "no reason"

@@ -22,6 +22,7 @@ struct uly_run_io {
     FILE *out;                         /* where rank 0 tells the story; NULL: nowhere */
     bool terminal;                     /* a line may be drawn over */
     const volatile sig_atomic_t *stop; /* above 0: stop at the next layer border; may be NULL */
+    int64_t memory; /* bytes that the ranks of a machine may take; 0: what the machine has */
 };
 
 /* Collective. options: parsed with the train table and checked; their values are filled in on the way

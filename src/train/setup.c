@@ -245,6 +245,8 @@ static enum uly_status build_alone(struct uly_run *run)
     /* a poke advances all communicators of a rank, the ring's too */
     uly_backend_set_poke(run->be, uly_comm_poke, run->mesh.ulysses);
     run->limit = uly_machine_memory();
+    if (run->io->memory > 0)
+        run->limit = (struct uly_memory_limit){run->io->memory, "the limit given"};
     return ULY_OK;
 }
 
