@@ -39,7 +39,7 @@ static float *attend(struct ulysses_comm *comm, struct ulysses_shard *shard)
     check(comm, ulysses_attention_create(comm, &options, &attention));
     check(comm, ulysses_attention_shard(attention, S, shard));
     float *q = make(shard, H, 0.37), *k = make(shard, K, 0.71), *v = make(shard, K, 1.13);
-    float *o = make(shard, H, NAN); /* not yet computed */
+    float *o = make(shard, H, (double)NAN); /* not yet computed */
     int64_t n = ulysses_attention_lse_elements(attention);
     struct ulysses_attention_tensors tensors = {.tokens = shard->tokens,
                                                 .q = q,
