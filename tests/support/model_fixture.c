@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/mem.h"
 #include "base/random.h"
@@ -143,12 +144,14 @@ void model_fill_weights(const struct model_case *c, struct uly_params *params)
 
 struct job {
     const struct model_case *c;
+    const struct model_grid *grid;
     struct model_result *out;
     bool with_grads;
     pthread_mutex_t lock;
 };
 
-static void prepare_result(const struct uly_params *params, int64_t S, struct model_result *out)
+static void prepare_result(const struct model_case *c, const struct uly_params *params,
+                           struct model_result *out)
 {
     out->n_params = params->n;
     out->names = room((size_t)params->n, sizeof *out->names);
@@ -158,87 +161,180 @@ static void prepare_result(const struct uly_params *params, int64_t S, struct mo
         out->first[p + 1] = out->first[p] + params->list[p].shape[0] * params->list[p].shape[1];
     }
     out->grads = room((size_t)out->first[params->n], sizeof *out->grads);
-    out->losses = room((size_t)S, sizeof *out->losses);
+    out->losses = room((size_t)out->S, sizeof *out->losses);
+    out->logits = c->logits ? room((size_t)(out->S * c->V), sizeof *out->logits) : NULL;
 }
 
 /* Adds this rank's share; ranks come in any order, which double precision does not mind. */
 static void add_result(struct job *job, const struct uly_params *params, double loss_sum)
 {
-    const double *wide = uly_tensor_address(params->grads);
-    const float *narrow = uly_tensor_address(params->grads);
     pthread_mutex_lock(&job->lock);
     job->out->loss_sum += loss_sum;
-    for (int64_t i = 0; i < job->out->first[params->n]; i++)
-        job->out->grads[i] += params->grads.dtype == ULY_DTYPE_F64 ? wide[i] : (double)narrow[i];
+    if (job->with_grads) {
+        const double *wide = uly_tensor_address(params->grads);
+        const float *narrow = uly_tensor_address(params->grads);
+        for (int64_t i = 0; i < job->out->first[params->n]; i++)
+            job->out->grads[i] +=
+                params->grads.dtype == ULY_DTYPE_F64 ? wide[i] : (double)narrow[i];
+    }
     pthread_mutex_unlock(&job->lock);
 }
 
-static enum uly_status run_rank(struct uly_comm *comm, void *arg)
-{
-    struct job *job = arg;
-    const struct model_case *c = job->c;
-    struct uly_model_config config = model_config_of(c);
+/* One rank's model. */
+struct rank {
+    struct uly_model_config config;
     struct uly_params params;
     struct uly_memory memory;
     struct uly_backend *be;
     struct uly_mesh mesh;
     struct uly_decoder *decoder;
+    uint64_t slow, calls;
+};
+
+/* Up to two milliseconds, so that ranks come to every layer in another order. */
+static enum uly_status dawdle(void *context, const char *phase, int layer, int n_layers)
+{
+    struct rank *r = context;
+    (void)phase, (void)layer, (void)n_layers;
+    struct timespec t = {0, (long)uly_random_below(r->slow, 2, r->calls++, 2000000)};
+    nanosleep(&t, NULL);
+    return ULY_OK;
+}
+
+static enum uly_status set_up(struct job *job, struct uly_comm *comm, struct rank *r)
+{
+    const struct model_case *c = job->c;
+    const struct model_grid *grid = job->grid;
+    int64_t most = c->second && c->second->S > c->S ? c->second->S : c->S;
     struct uly_decoder_options options = {.dtype = c->dtype,
-                                          .max_tokens = c->S,
+                                          .max_tokens = most,
                                           .checkpointing = c->checkpointing,
                                           .training = job->with_grads,
-                                          .heads_per_stage = c->heads_per_stage,
+                                          .heads_per_stage = grid->heads_per_stage,
+                                          .query_tile = grid->query_tile,
                                           .token_tile = c->token_tile};
-    struct uly_batch batch = {c->S, c->n_docs, c->starts, c->ids, c->labels};
-    double loss_sum;
-    ULY_TRY(uly_backend_create(c->backend, c->threads, &be));
-    ULY_TRY(uly_mesh_init(comm, 1, 1, uly_comm_size(comm), &mesh));
-    ULY_TRY(uly_params_init(&config, &params));
-    uly_memory_init(&memory, uly_backend_space(be));
-    ULY_TRY(uly_params_make_tensors(&params, c->dtype, job->with_grads, &memory));
-    ULY_TRY(uly_decoder_create(&config, &params, &mesh, be, &options, &memory, &decoder));
-    ULY_TRY(uly_memory_reserve(&memory));
+    r->config = model_config_of(c);
+    ULY_TRY(uly_backend_create(c->backend, c->threads, &r->be));
+    ULY_TRY(uly_mesh_init(comm, grid->dp, grid->ring, grid->ulysses, &r->mesh));
+    ULY_TRY(uly_params_init(&r->config, &r->params));
+    uly_memory_init(&r->memory, uly_backend_space(r->be));
+    ULY_TRY(uly_params_make_tensors(&r->params, c->dtype, job->with_grads, &r->memory));
+    ULY_TRY(uly_decoder_create(&r->config, &r->params, &r->mesh, r->be, &options, &r->memory,
+                               &r->decoder));
+    ULY_TRY(uly_memory_reserve(&r->memory));
     for (int i = 0; i < ULY_LIFE_COUNT; i++) /* what is not written must not be read */
-        memset(memory.arena[i].base, 0xff, (size_t)memory.arena[i].high);
-    model_fill_weights(c, &params);
+        memset(r->memory.arena[i].base, 0xff, (size_t)r->memory.arena[i].high);
+    model_fill_weights(c, &r->params);
+    if (c->slow > 0) {
+        r->slow = (uint64_t)c->slow * 100 + (uint64_t)uly_comm_rank(comm);
+        uly_decoder_set_progress(r->decoder, dawdle, r);
+    }
     pthread_mutex_lock(&job->lock);
     if (!job->out->names)
-        prepare_result(&params, c->S, job->out);
+        prepare_result(c, &r->params, job->out);
     pthread_mutex_unlock(&job->lock);
-    if (job->with_grads) {
-        uly_alloc_guard_begin();
-        ULY_TRY(uly_fill(be, params.grads, 0));
-        ULY_TRY(uly_decoder_backward(decoder, &batch, 1.0 / (double)job->out->n_valid, &loss_sum));
-        uly_alloc_guard_end();
-        add_result(job, &params, loss_sum);
-    }
-    double again;
-    ULY_TRY(uly_decoder_forward(decoder, &batch, &again, job->out->losses));
-    if (job->with_grads)
-        ULY_FAIL_IF(again != loss_sum, ULY_ERR_INTERNAL, "the forward alone gives %.17g, not %.17g",
-                    again, loss_sum);
-    else {
-        pthread_mutex_lock(&job->lock);
-        job->out->loss_sum += again;
-        pthread_mutex_unlock(&job->lock);
-    }
-    uly_decoder_destroy(decoder);
-    uly_memory_clear(&memory);
-    uly_params_clear(&params);
-    uly_mesh_clear(&mesh);
-    uly_backend_destroy(be);
     return ULY_OK;
+}
+
+/* The i-th micro-batch of this rank's replica and where its tokens lie among all; false where there is none left. A replica
+ * has an empty one rather than none. */
+static bool next_batch(const struct job *job, const struct rank *r, int i, struct uly_batch *batch,
+                       int64_t *at)
+{
+    const struct model_case *c = job->c;
+    int index = r->mesh.dp_rank + i * r->mesh.dp_size;
+    *at = index > 0 ? c->S : 0;
+    if (index == 0)
+        *batch = (struct uly_batch){c->S, c->n_docs, c->starts, c->ids, c->labels};
+    else if (index == 1 && c->second)
+        *batch = *c->second;
+    else
+        *batch = (struct uly_batch){0};
+    return batch->S > 0 || i == 0;
+}
+
+static enum uly_status run_backward(struct job *job, struct rank *r, double *loss_sum)
+{
+    struct uly_batch batch;
+    int64_t at;
+    *loss_sum = 0;
+    uly_alloc_guard_begin();
+    ULY_TRY(uly_fill(r->be, r->params.grads, 0));
+    for (int i = 0; next_batch(job, r, i, &batch, &at); i++) {
+        double part;
+        ULY_TRY(uly_decoder_backward(r->decoder, &batch, 1.0 / (double)job->out->n_valid, &part));
+        *loss_sum += part;
+    }
+    uly_alloc_guard_end();
+    return ULY_OK;
+}
+
+static enum uly_status run_forward(struct job *job, struct rank *r, double *loss_sum)
+{
+    struct uly_batch batch;
+    int64_t at;
+    *loss_sum = 0;
+    for (int i = 0; next_batch(job, r, i, &batch, &at); i++) {
+        double part;
+        ULY_TRY(uly_decoder_forward(r->decoder, &batch, &part, job->out->losses + at));
+        *loss_sum += part;
+        if (job->c->logits)
+            ULY_TRY(uly_decoder_logits(r->decoder, &batch, job->out->logits + at * job->c->V));
+    }
+    return ULY_OK;
+}
+
+static enum uly_status run_rank(struct uly_comm *comm, void *arg)
+{
+    struct job *job = arg;
+    struct rank r = {0};
+    double loss_sum = 0, again;
+    ULY_TRY(set_up(job, comm, &r));
+    if (job->with_grads)
+        ULY_TRY(run_backward(job, &r, &loss_sum));
+    ULY_TRY(run_forward(job, &r, &again));
+    ULY_FAIL_IF(job->with_grads && again != loss_sum, ULY_ERR_INTERNAL,
+                "the forward alone gives %.17g, not %.17g", again, loss_sum);
+    add_result(job, &r.params, again);
+    job->out->exchanges[uly_comm_rank(comm)] = uly_comm_counters(r.mesh.sp).exchanges +
+                                               uly_comm_counters(r.mesh.ulysses).exchanges +
+                                               uly_comm_counters(r.mesh.ring).exchanges;
+    uly_decoder_destroy(r.decoder);
+    uly_memory_clear(&r.memory);
+    uly_params_clear(&r.params);
+    uly_mesh_clear(&r.mesh);
+    uly_backend_destroy(r.be);
+    return ULY_OK;
+}
+
+static int64_t count_valid(const int32_t *labels, int64_t S)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < S; i++)
+        n += labels[i] != ULY_IGNORE_LABEL;
+    return n;
+}
+
+void model_run_on(const struct model_case *c, const struct model_grid *grid, bool with_grads,
+                  struct model_result *out)
+{
+    struct job job = {c, grid, out, with_grads, PTHREAD_MUTEX_INITIALIZER};
+    int ranks = grid->dp * grid->ring * grid->ulysses;
+    ULY_BUG_ON(ranks > MODEL_MAX_RANKS);
+    memset(out, 0, sizeof *out);
+    out->S = c->S + (c->second ? c->second->S : 0);
+    out->n_valid = count_valid(c->labels, c->S) +
+                   (c->second ? count_valid(c->second->labels, c->second->S) : 0);
+    if (uly_comm_run_threads(ranks, run_rank, &job) != ULY_OK)
+        fail_msg("dp %d ulysses %d ring %d n %d query tile %d H %d K %d S %d: %s\n%s", grid->dp,
+                 grid->ulysses, grid->ring, grid->heads_per_stage, (int)grid->query_tile, c->H,
+                 c->K, (int)c->S, uly_error_message(), uly_error_trace());
 }
 
 void model_run(const struct model_case *c, int ranks, bool with_grads, struct model_result *out)
 {
-    struct job job = {c, out, with_grads, PTHREAD_MUTEX_INITIALIZER};
-    memset(out, 0, sizeof *out);
-    for (int64_t i = 0; i < c->S; i++)
-        out->n_valid += c->labels[i] != ULY_IGNORE_LABEL;
-    if (uly_comm_run_threads(ranks, run_rank, &job) != ULY_OK)
-        fail_msg("sp %d H %d K %d S %d: %s\n%s", ranks, c->H, c->K, (int)c->S, uly_error_message(),
-                 uly_error_trace());
+    struct model_grid grid = {1, ranks, 1, c->heads_per_stage, 0};
+    model_run_on(c, &grid, with_grads, out);
 }
 
 void model_result_clear(struct model_result *r)
@@ -247,6 +343,7 @@ void model_result_clear(struct model_result *r)
     free(r->first);
     free(r->grads);
     free(r->losses);
+    free(r->logits);
 }
 
 double model_worst_gradient(const struct model_result *got, const struct model_result *want,

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A small random model and a micro-batch, run over the ranks of a communicator: losses, loss sum and every gradient,
- * summed over ranks, as plain arrays.
+ * A small random model and one or two micro-batches, run over any grid of ranks: losses, logits, loss sum and every
+ * gradient, summed over ranks, as plain arrays.
  */
 #ifndef ULY_TESTS_MODEL_FIXTURE_H
 #define ULY_TESTS_MODEL_FIXTURE_H
 
 #include "model/decoder.h"
+
+enum { MODEL_MAX_RANKS = 16 };
 
 struct model_case {
     int H, K, D, layers;
@@ -24,20 +26,35 @@ struct model_case {
     int64_t S, n_docs;
     const int64_t *starts;
     const int32_t *ids, *labels;
+    const struct uly_batch *
+        second; /* another micro-batch, or NULL; with dp 2 the second replica's (empty where NULL) */
+    bool logits; /* wanted too */
+    int slow;    /* above 0: ranks sleep at random at the borders of layers, seeded by it */
     /* weight `nudge_index` of parameter `nudge_param` gets this much more (finite differences) */
     int nudge_param;
     int64_t nudge_index;
     double nudge;
 };
 
+/* How a case lies over ranks. */
+struct model_grid {
+    int dp, ulysses, ring;
+    int heads_per_stage; /* 0: all of a rank's */
+    int64_t query_tile;  /* 0: the whole shard */
+};
+
+/* Tokens of the second micro-batch come after those of the first. */
 struct model_result {
     int n_params;
     char (*names)[96]; /* [n_params] */
     int64_t *first;    /* [n_params + 1] where each parameter's gradient lies */
     double *grads;     /* all gradients end to end */
+    int64_t S;         /* of both micro-batches */
     float *losses;     /* [S] per token */
+    float *logits;     /* [S, V] where the case wants them, else NULL */
     double loss_sum;
     int64_t n_valid;
+    int64_t exchanges[MODEL_MAX_RANKS]; /* that each rank entered with the ranks of its replica */
 };
 
 /* The case's configuration, and its weights: a function of (parameter, element) alone, rounded to bfloat16 first, so that
@@ -57,8 +74,11 @@ struct model_case model_case_small(int H, int K);
 void model_make_rows(int64_t S, int64_t V, const int64_t *starts, int64_t n_docs, uint64_t seed,
                      int32_t **ids, int32_t **labels);
 
-/* Runs forward and backward with loss factor 1 / n_valid over `ranks` threads (sp = ranks). Fails the test on any error.
- * with_grads false: forward only. The caller clears the result. */
+/* Runs forward and backward with loss factor 1 / n_valid over the grid's ranks, as threads; the case's heads_per_stage is
+ * not used. Fails the test on any error. with_grads false: forward only. The caller clears the result. */
+void model_run_on(const struct model_case *c, const struct model_grid *grid, bool with_grads,
+                  struct model_result *out);
+/* The same with ulysses ranks only, and the case's heads_per_stage. */
 void model_run(const struct model_case *c, int ranks, bool with_grads, struct model_result *out);
 void model_result_clear(struct model_result *r);
 

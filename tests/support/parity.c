@@ -77,8 +77,8 @@ static enum uly_status make_plans(struct setup *s, int dp)
     return uly_batch_plan_init(&s->data, &options, &s->eval_plan);
 }
 
-static enum uly_status set_up(const struct model_case *c, struct uly_comm *comm, int dp, int sp,
-                              struct setup *s)
+static enum uly_status set_up(const struct model_case *c, struct uly_comm *comm,
+                              const struct model_grid *grid, struct setup *s)
 {
     struct uly_trainer_options trainer = {
         .schedule = {.type = ULY_SCHEDULE_CONSTANT, .learning_rate = 1e-3, .total_steps = 3},
@@ -89,16 +89,18 @@ static enum uly_status set_up(const struct model_case *c, struct uly_comm *comm,
         .weight_decay = 0.1};
     s->config = model_config_of(c);
     ULY_TRY(uly_backend_create(c->backend, c->threads, &s->be));
-    ULY_TRY(uly_mesh_init(comm, dp, 1, sp, &s->mesh));
+    ULY_TRY(uly_mesh_init(comm, grid->dp, grid->ring, grid->ulysses, &s->mesh));
     ULY_TRY(uly_params_init(&s->config, &s->params));
     ULY_TRY(read_rows(c, &s->data));
-    ULY_TRY(make_plans(s, dp));
+    ULY_TRY(make_plans(s, grid->dp));
     int64_t longest = s->plan.max_tokens;
     struct uly_decoder_options options = {
         .dtype = c->dtype,
         .max_tokens = longest > s->eval_plan.max_tokens ? longest : s->eval_plan.max_tokens,
         .checkpointing = c->checkpointing,
-        .training = true};
+        .training = true,
+        .heads_per_stage = grid->heads_per_stage,
+        .query_tile = grid->query_tile};
     uly_memory_init(&s->memory, uly_backend_space(s->be));
     ULY_TRY(uly_params_make_tensors(&s->params, c->dtype, true, &s->memory));
     ULY_TRY(uly_decoder_create(&s->config, &s->params, &s->mesh, s->be, &options, &s->memory,
@@ -165,8 +167,8 @@ static void copy_weights(const struct uly_params *params, struct parity_result *
             out->weights[i] = element(params->list[p].master, i - out->first.first[p]);
 }
 
-enum uly_status parity_run(const struct model_case *c, struct uly_comm *comm, int dp, int sp,
-                           struct parity_result *out)
+enum uly_status parity_run(const struct model_case *c, struct uly_comm *comm,
+                           const struct model_grid *grid, struct parity_result *out)
 {
     struct setup s = {0};
     struct uly_batch_step info;
@@ -174,7 +176,7 @@ enum uly_status parity_run(const struct model_case *c, struct uly_comm *comm, in
     struct uly_eval_result eval;
     struct uly_eval_options no_dump = {0};
     memset(out, 0, sizeof *out);
-    ULY_TRY(set_up(c, comm, dp, sp, &s));
+    ULY_TRY(set_up(c, comm, grid, &s));
     for (int step = 0; step < PARITY_STEPS; step++) {
         uly_batch_plan_step(&s.plan, step / s.plan.steps_per_epoch, step % s.plan.steps_per_epoch,
                             &info);

@@ -19,9 +19,9 @@ struct parity_result {
 
 /* Rows of uneven lengths and masks (1 token, prime, without a label, longer ones), two a micro-batch of a replica and as
  * many micro-batches as make eight rows a step, whatever dp is; the last step of the epoch is short. c gives sizes,
- * backend, dtype; its own rows are not used. Collective over comm, whose size is dp * sp. */
-enum uly_status parity_run(const struct model_case *c, struct uly_comm *comm, int dp, int sp,
-                           struct parity_result *out);
+ * backend, dtype; its own rows are not used. Collective over comm, whose size is the grid's. */
+enum uly_status parity_run(const struct model_case *c, struct uly_comm *comm,
+                           const struct model_grid *grid, struct parity_result *out);
 void parity_clear(struct parity_result *r);
 
 /* NULL where `got` equals `want` by design.md section 10's float32 rule, else what differs (static text of this thread). */
