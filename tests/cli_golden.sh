@@ -75,7 +75,8 @@ run()
 {
     local case=$ULY_TEST_DATA/$1 dtype=$2
     shift 2
-    local common=(--model "$case" --data "$case/rows.jsonl" --dtype "$dtype" --threads 1 "$@")
+    # dynamic: rows above max_position_embeddings are its point
+    local common=(--model "$case" --data "$case/rows.jsonl" --dtype "$dtype" --threads 1 --max-length 128 "$@")
     rm -rf all out gradients
     expect 0 uly eval "${common[@]}" --json
     cp out.txt eval.json
@@ -94,6 +95,14 @@ for name in gqa tied bias llama3; do
         run $name $dtype --nproc 2
         run $name $dtype --nproc 3 --sp-size 1
     done
+done
+for name in mistral qwen2 qwen3 linear dynamic yarn longrope; do
+    run $name bfloat16
+    if has_mpirun; then
+        run $name float32 --nproc 2
+    else
+        run $name float32
+    fi
 done
 [ $failed = 0 ] || fail "not the same as Transformers"
 echo ok

@@ -25,7 +25,8 @@
 
 static const double gradient_floor = 1e-3; /* of the largest norm of all gradients */
 
-static const char *const cases[] = {"gqa", "tied", "bias", "llama3"};
+static const char *const cases[] = {"gqa",   "tied",   "bias",    "llama3", "mistral", "qwen2",
+                                    "qwen3", "linear", "dynamic", "yarn",   "longrope"};
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
 struct golden { /* one case: what Transformers says */

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes tests/golden/: tiny Llama folders and what Transformers says about them.
+"""Makes tests/golden/: tiny folders of every family and rope type, and what Transformers says about them.
 
-    python3 tools/golden/make_golden.py [OUT]        (needs torch and transformers; OUT is tests/golden)
+    python3 tools/golden/make_golden.py [OUT [CASE...]]     (needs torch and transformers; OUT is tests/golden)
 
 Each case is a model folder as `save_pretrained` writes it, with three more files:
 
@@ -12,7 +12,8 @@ golden.json         loss (sum of token losses / valid tokens, over all rows), to
                     of ten AdamW steps, and the errors that Transformers itself makes in bfloat16
 golden.safetensors  float32: every gradient of that loss under its parameter's name, and `logits` of one row
 
-Transformers runs one row at a time, so that no padding, packing or mask of its own is in the reference.
+Transformers runs one row at a time, so that no padding, packing or mask of its own is in the reference, and a dynamic rope
+starts anew with each row: left alone it keeps the longest row it has seen.
 """
 import copy
 import json
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 CASES = {
     # grouped queries, a prime vocabulary
@@ -40,6 +41,31 @@ CASES = {
                    vocab_size=101, rms_norm_eps=1e-5,
                    rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0,
                                         high_freq_factor=4.0, original_max_position_embeddings=32)),
+    # a window shorter than most rows, on every layer
+    "mistral": dict(config=MistralConfig, hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
+                    intermediate_size=40, vocab_size=59, sliding_window=7),
+    # biases of q, k, v alone; the second layer has a window
+    "qwen2": dict(config=Qwen2Config, hidden_size=36, num_attention_heads=6, num_key_value_heads=2,
+                  intermediate_size=32, vocab_size=61, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    # norms of heads, which are wider than hidden_size / heads; layer_types, the first with a window
+    "qwen3": dict(config=Qwen3Config, hidden_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=10,
+                  intermediate_size=32, vocab_size=53, attention_bias=True, use_sliding_window=True, sliding_window=9,
+                  layer_types=["sliding_attention", "full_attention"]),
+    "linear": dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, vocab_size=47,
+                   rope_parameters=dict(rope_type="linear", rope_theta=300.0, factor=2.5)),
+    # rows of up to 16 tokens keep the base, each longer one has its own
+    "dynamic": dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=3, intermediate_size=32, vocab_size=47,
+                    max_position_embeddings=16,
+                    rope_parameters=dict(rope_type="dynamic", rope_theta=300.0, factor=3.0)),
+    # kept, blended and stretched dimensions, and a factor of cos and sin
+    "yarn": dict(hidden_size=24, num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=32,
+                 vocab_size=47, rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=4.0,
+                                                     original_max_position_embeddings=32)),
+    # rows of up to 16 tokens take the short factors, longer ones the long ones
+    "longrope": dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, vocab_size=47,
+                     rope_parameters=dict(rope_type="longrope", rope_theta=300.0, short_factor=[1.0, 1.25, 1.5, 2.0],
+                                          long_factor=[1.0, 2.0, 4.0, 8.0], factor=8.0,
+                                          original_max_position_embeddings=16)),
 }
 LENGTHS = [29, 1, 17, 2, 71, 11, 7, 23]
 LOGITS_ROW = 0
@@ -53,8 +79,9 @@ GRADIENT_FLOOR = 1e-3  # of the largest gradient norm: below it a tensor's relat
 
 def make_model(sizes, seed):
     torch.manual_seed(seed)
-    config = LlamaConfig(num_hidden_layers=2, max_position_embeddings=128, **sizes)
-    model = LlamaForCausalLM(config).float()
+    sizes = dict(dict(num_hidden_layers=2, max_position_embeddings=128, config=LlamaConfig), **sizes)
+    config = sizes.pop("config")(**sizes)
+    model = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
@@ -81,9 +108,17 @@ def make_rows(vocab, seed):
     return rows
 
 
+def forget_rows(model):
+    """A dynamic rope grows with the longest row so far; each row here is the first."""
+    rope = model.model.rotary_emb
+    rope.max_seq_len_cached = rope.original_max_seq_len
+    rope.inv_freq = rope.original_inv_freq.clone()
+
+
 def token_losses(model, row):
     """Loss of each token against the next label, 0 where there is none, and the logits."""
     ids = torch.tensor([row["input_ids"]])
+    forget_rows(model)
     labels = torch.tensor(row["labels"][1:] + [-100])
     logits = model(input_ids=ids).logits[0]
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -162,7 +197,7 @@ def adamw_error_in_bfloat16(model, rows, start):
             p.mul_(1 + (1e-3 if start > 0 else 0.0) * torch.randn(p.shape, generator=generator))
     with tempfile.TemporaryDirectory() as folder:
         moved.save_pretrained(folder)
-        both = [adamw(LlamaForCausalLM.from_pretrained(folder, dtype=dtype), rows)[0]
+        both = [adamw(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), rows)[0]
                 for dtype in (torch.float32, torch.bfloat16)]
     return relative(torch.tensor(both[1]), torch.tensor(both[0]))
 
@@ -178,7 +213,7 @@ def make_case(name, sizes, out):
     logits = logits_of(model, rows[LOGITS_ROW])
 
     def fresh(dtype):
-        return LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
     # how far float32 itself is from the truth, so that the tests' tolerances mean something
     loss64, grads64, _ = run(fresh(torch.float64), rows)
@@ -206,7 +241,7 @@ def make_case(name, sizes, out):
         for row in rows:
             file.write(json.dumps(row) + "\n")
     save_file({**grads, "logits": logits}, os.path.join(folder, "golden.safetensors"))
-    print("%-7s loss %.6f steps %.4f -> %.4f, norms %.2f to %.2f, float32 error: loss %.1e gradients %.1e logits %.1e "
+    print("%-8s loss %.6f steps %.4f -> %.4f, norms %.2f to %.2f, float32 error: loss %.1e gradients %.1e logits %.1e "
           "steps %.1e; bfloat16: loss %.1e gradients up to %.3f steps %.1e"
           % (name, loss, steps[0], steps[-1], min(norms), max(norms), exact["loss"], exact["gradients"],
              exact["logits"], steps_error, bf16["loss"], max(bf16["gradients"].values()), bf16["adamw_losses"]))
@@ -219,6 +254,8 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     torch.use_deterministic_algorithms(True)
     for name, sizes in CASES.items():
+        if len(sys.argv) > 2 and name not in sys.argv[2:]:
+            continue
         make_case(name, sizes, out)
 
 
