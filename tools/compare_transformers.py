@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Compares the program with Transformers, live, on any Llama folder and any text or rows.
+"""Compares the program with Transformers, live, on any folder of a supported family and any text or rows.
 
     python3 tools/compare_transformers.py MODEL --data FILE... [--max-length N] [--rows N] [--dtype float32|bfloat16]
             [--nproc N] [--no-gradients] [--program build/ulysses]
