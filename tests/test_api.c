@@ -430,6 +430,7 @@ static void test_calls_refused(void **state)
     REFUSED_CALL(t, dq, good.o, "dq overlaps o");
     mask.n_docs = 3;
     REFUSED_CALL(m, doc_starts, falling, "document 2 starts at token 5, after 5");
+    mask.n_docs = 2;
     refused(ulysses_attention_forward(attention, NULL, &good), ULYSSES_ERR_INVALID, "mask");
     refused(ulysses_attention_forward(attention, &mask, NULL), ULYSSES_ERR_INVALID, "");
     refused(ulysses_attention_forward(NULL, &mask, &good), ULYSSES_ERR_INVALID, "attention");
