@@ -394,6 +394,16 @@ static void tilt_scores(const struct plain_case *c, struct plain_attention *p)
         p->k[i * c->D] = c->gap * (double)(i / c->K * 8 / c->S);
 }
 
+/* What the operator is given in bfloat16 is given to plain attention too: the error left is the operator's own. */
+static void round_inputs(const struct plain_case *c, struct plain_attention *p)
+{
+    int64_t nq = c->S * c->H * c->D, nk = c->S * c->K * c->D;
+    double *inputs[] = {p->q, p->d_o, p->k, p->v};
+    for (int k = 0; k < 4 && c->model == ULY_DTYPE_BF16; k++)
+        for (int64_t i = 0; i < (k < 2 ? nq : nk); i++)
+            inputs[k][i] = (double)uly_bf16_to_f32(uly_f32_to_bf16((float)inputs[k][i]));
+}
+
 static const char *text_of(const struct plain_case *c)
 {
     static _Thread_local char text[256];
@@ -407,23 +417,46 @@ static const char *text_of(const struct plain_case *c)
     return text;
 }
 
-void plain_errors(const struct plain_case *c, double e[4], struct plain_measures *measures)
+/* Root of the mean square of the differences over that of the values. */
+static double rms_error_of(const double *got, const double *want, int64_t n)
+{
+    double difference = 0, size = 1e-300;
+    for (int64_t i = 0; i < n; i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        size += want[i] * want[i];
+    }
+    return isnan(difference) ? HUGE_VAL : sqrt(difference / size);
+}
+
+static void errors(const struct plain_case *c, struct plain_measures *measures,
+                   double (*error)(const double *, const double *, int64_t), double e[4])
 {
     struct plain_attention in, out;
     int64_t nq = c->S * c->H * c->D, nk = c->S * c->K * c->D;
     plain_init(&in, c->S, c->H, c->K, c->D, c->starts, c->n_docs, c->window, 7);
     plain_init(&out, c->S, c->H, c->K, c->D, c->starts, c->n_docs, c->window, 7);
     tilt_scores(c, &in);
+    round_inputs(c, &in);
     plain_dense(&in);
     struct job job = {c, &in, &out, measures};
     if (uly_comm_run_threads(c->ulysses * c->ring, run_rank, &job) != ULY_OK)
         fail_msg("%s: %s\n%s", text_of(c), uly_error_message(), uly_error_trace());
-    e[0] = error_of(out.o, in.o, nq);
-    e[1] = error_of(out.dq, in.dq, nq);
-    e[2] = error_of(out.dk, in.dk, nk);
-    e[3] = error_of(out.dv, in.dv, nk);
+    e[0] = error(out.o, in.o, nq);
+    e[1] = error(out.dq, in.dq, nq);
+    e[2] = error(out.dk, in.dk, nk);
+    e[3] = error(out.dv, in.dv, nk);
     plain_clear(&in);
     plain_clear(&out);
+}
+
+void plain_errors(const struct plain_case *c, double e[4], struct plain_measures *measures)
+{
+    errors(c, measures, error_of, e);
+}
+
+void plain_rms_errors(const struct plain_case *c, double e[4])
+{
+    errors(c, NULL, rms_error_of, e);
 }
 
 void plain_check(const struct plain_case *c, double tolerance)

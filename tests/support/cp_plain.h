@@ -60,9 +60,12 @@ enum uly_status plain_run(const struct plain_case *c, const struct plain_attenti
                           struct plain_attention *out, struct uly_comm *comm,
                           struct plain_measures *measures);
 
-/* Runs it over ulysses * ring threads on random input. Errors e[4] of o, dq, dk, dv, each over the largest value of plain
- * attention's; fails the test where a call fails. measures: [ranks], or NULL. */
+/* Runs it over ulysses * ring threads on random input, rounded to the model's dtype. Errors e[4] of o, dq, dk, dv, each
+ * over the largest value of plain attention's; fails the test where a call fails. measures: [ranks], or NULL. */
 void plain_errors(const struct plain_case *c, double e[4], struct plain_measures *measures);
+
+/* The same errors as roots of mean squares: over all elements, where the largest error may be one element's. */
+void plain_rms_errors(const struct plain_case *c, double e[4]);
 
 /* Fails the test where one of the errors is above the tolerance. */
 void plain_check(const struct plain_case *c, double tolerance);
