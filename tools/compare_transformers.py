@@ -100,7 +100,16 @@ def read_rows(files, tokenizer, length):
     return rows
 
 
+def forget_rows(model):
+    """A dynamic rope grows with the longest row so far; here, as in training, each row is the first."""
+    rope = model.model.rotary_emb
+    if rope.rope_type == "dynamic":
+        rope.max_seq_len_cached = rope.original_max_seq_len
+        rope.inv_freq = rope.original_inv_freq.clone()
+
+
 def token_losses(model, row):
+    forget_rows(model)
     labels = torch.tensor(row["labels"][1:] + [-100])
     logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0].float()
     return F.cross_entropy(logits, labels, reduction="none", ignore_index=-100)

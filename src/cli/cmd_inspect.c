@@ -36,19 +36,56 @@ static const struct uly_option_table table = {
     .rows = rows,
     .n_rows = sizeof rows / sizeof *rows};
 
+/* Runs of layers that have a window, e.g. "layers 0, 2, 4-27". */
+static void print_windows(const struct uly_model_config *c)
+{
+    const char *separator = "layers ";
+    if (c->sliding_window == 0)
+        return;
+    printf("window        %s tokens on ", COUNT(c->sliding_window));
+    for (int first = 0, last; first < c->num_hidden_layers; first = last + 1) {
+        last = first;
+        if (uly_config_window(c, first) == 0)
+            continue;
+        while (last + 1 < c->num_hidden_layers && uly_config_window(c, last + 1) > 0)
+            last++;
+        printf("%s%d", separator, first);
+        if (last > first)
+            printf("-%d", last);
+        separator = ", ";
+    }
+    printf("\n");
+}
+
+static void print_rope(const struct uly_model_config *c)
+{
+    const struct uly_rope_config *r = &c->rope;
+    printf("positions     at most %s, rope %s, theta %.9g\n", COUNT(c->max_position_embeddings),
+           uly_rope_type_name(r->type), r->theta);
+    if (r->type == ULY_ROPE_DEFAULT)
+        return;
+    printf("              factor %g", r->factor);
+    if (r->type == ULY_ROPE_LLAMA3)
+        printf(", low %g, high %g", r->low_freq_factor, r->high_freq_factor);
+    if (r->type == ULY_ROPE_YARN)
+        printf(", beta %g to %g", r->beta_slow, r->beta_fast);
+    if (r->original_max_position_embeddings > 0)
+        printf(", original %s", COUNT(r->original_max_position_embeddings));
+    if (r->type == ULY_ROPE_YARN || r->type == ULY_ROPE_LONGROPE)
+        printf(", scale %g", uly_rope_scale(c));
+    printf("\n");
+}
+
 static void print_config(const struct uly_model_config *c)
 {
     printf("architecture  %s (%s)\n", c->architecture, c->model_type);
     printf("layers        %d, hidden %" PRId64 ", mlp %" PRId64 "\n", c->num_hidden_layers,
            c->hidden_size, c->intermediate_size);
-    printf("attention     %d heads of %d, %d kv heads%s\n", c->num_attention_heads, c->head_dim,
-           c->num_key_value_heads, c->qkv_bias ? ", with biases" : "");
-    printf("positions     at most %s, rope %s, theta %.9g\n", COUNT(c->max_position_embeddings),
-           uly_rope_type_name(c->rope.type), c->rope.theta);
-    if (c->rope.type == ULY_ROPE_LLAMA3)
-        printf("              factor %g, low %g, high %g, original %s\n", c->rope.factor,
-               c->rope.low_freq_factor, c->rope.high_freq_factor,
-               COUNT(c->rope.original_max_position_embeddings));
+    printf("attention     %d heads of %d, %d kv heads%s%s\n", c->num_attention_heads, c->head_dim,
+           c->num_key_value_heads, c->qkv_bias ? ", with biases" : "",
+           c->qk_norm ? ", queries and keys normed" : "");
+    print_windows(c);
+    print_rope(c);
     printf("vocabulary    %s, bos %" PRId64 ", eos %" PRId64 ", pad %" PRId64 " (-1: none)\n",
            COUNT(c->vocab_size), c->bos_token_id, c->eos_token_id, c->pad_token_id);
 }

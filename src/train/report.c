@@ -38,6 +38,8 @@ static void say_model(struct uly_run *run)
                       COUNT(uly_params_count(&run->params, false)),
                       COUNT(uly_params_count(&run->params, true)),
                       c->tie_word_embeddings ? " (tied)" : "");
+    if (run->values->config_overrides)
+        uly_progress_line(p, "          config.json with %s", run->values->config_overrides);
 }
 
 /* One line a group of ranks that share a sequence: the ranks, and their machines where there are several. */
