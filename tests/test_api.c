@@ -339,6 +339,37 @@ static void test_two_handles(void **state)
     }
 }
 
+/* Bytes of a handle of 8 heads on 2 ranks in three settings. */
+static enum ulysses_status measure_bytes(struct ulysses_comm *comm, void *arg)
+{
+    int64_t *bytes = arg;
+    for (int i = 0; i < 3; i++) {
+        struct ulysses_attention_options options = {
+            .heads = 8,
+            .kv_heads = 2, /* neighbouring stages share one: they overlap */
+            .head_dim = 16,
+            .max_tokens = 4096,
+            .heads_per_stage = i ? 1 : 0,
+            .serial = i == 2};
+        struct ulysses_attention *attention;
+        TRY(ulysses_attention_create(comm, &options, &attention));
+        if (ulysses_comm_rank(comm) == 0)
+            bytes[i] = ulysses_attention_bytes(attention);
+        ulysses_attention_destroy(attention);
+    }
+    return ULYSSES_OK;
+}
+
+static void test_bytes(void **state)
+{
+    (void)state;
+    int64_t bytes[3] = {0};
+    assert_int_equal(ulysses_comm_run_threads(2, measure_bytes, bytes), ULYSSES_OK);
+    assert_true(bytes[0] > bytes[1] && bytes[1] > bytes[2]);
+    /* at least q, k, v and o of one head over the whole sequence */
+    assert_true(bytes[2] >= INT64_C(4) * 4096 * 16 * 4);
+}
+
 /* ------------------------------------------------------------------ what is refused */
 
 static void refused(enum ulysses_status status, enum ulysses_status want, const char *words)
@@ -615,13 +646,10 @@ static void test_layout(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_two_handles),
-        cmocka_unit_test(test_options_refused),
-        cmocka_unit_test(test_calls_refused),
-        cmocka_unit_test(test_ranks_differ),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_comm),
+        cmocka_unit_test(test_values),        cmocka_unit_test(test_two_handles),
+        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_options_refused),
+        cmocka_unit_test(test_calls_refused), cmocka_unit_test(test_ranks_differ),
+        cmocka_unit_test(test_no_memory),     cmocka_unit_test(test_comm),
         cmocka_unit_test(test_layout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
