@@ -34,7 +34,7 @@ enum uly_status uly_cp_create(const struct uly_cp_options *options, struct uly_m
                                     options->heads_per_stage, &cp->plan),
                  fail);
     ULY_TRY_GOTO(uly_stages_create(&cp->plan, &cp->stages), fail);
-    ULY_TRY_GOTO(cp_make_buffers(cp, memory), fail);
+    ULY_TRY_GOTO(uly_cp_make_buffers(cp, memory), fail);
     *out = cp;
     return ULY_OK;
 fail:
@@ -47,7 +47,7 @@ void uly_cp_destroy(struct uly_cp_attention *cp)
     if (!cp)
         return;
     uly_stages_free(cp->stages, cp->plan.n_stages);
-    cp_free_rooms(cp);
+    uly_cp_free_rooms(cp);
     uly_free(cp);
 }
 
@@ -91,7 +91,7 @@ static void enter_batch(struct uly_cp_attention *cp, const struct uly_mask *mask
     cp->joined = at;
     cp->s = cp->shard_count[m->ulysses_rank];
     cp->n_tiles = most > cp->tile ? (int)((most + cp->tile - 1) / cp->tile) : 1;
-    cp_ring_enter(cp);
+    uly_cp_ring_enter(cp);
 }
 
 /* ------------------------------------------------------------------ items */
@@ -143,8 +143,8 @@ static enum uly_status bring_keys(const struct pass *p, int item)
     if (stage->kv_new.n == 0)
         return ULY_OK;
     for (int tile = 0; tile < cp->n_tiles; tile++) {
-        ULY_TRY(cp_bring(cp, stage, tile, lane_of(cp, item), CP_KEYS, p->source));
-        ULY_TRY(cp_exchange_wait(cp->mesh->ulysses, &cp->arrive));
+        ULY_TRY(uly_cp_bring(cp, stage, tile, lane_of(cp, item), CP_KEYS, p->source));
+        ULY_TRY(uly_cp_exchange_wait(cp->mesh->ulysses, &cp->arrive));
     }
     return ULY_OK;
 }
@@ -156,7 +156,8 @@ static enum uly_status set_out(const struct pass *p, int item)
         CP_QUERIES | (cp->tiled ? 0u : CP_KEYS) | (p->backward ? (unsigned)CP_OUTPUT_GRADIENT : 0u);
     if (cp->tiled && tile_of(cp, item) == 0)
         ULY_TRY(bring_keys(p, item));
-    return cp_bring(cp, stage_of(cp, item), tile_of(cp, item), lane_of(cp, item), what, p->source);
+    return uly_cp_bring(cp, stage_of(cp, item), tile_of(cp, item), lane_of(cp, item), what,
+                        p->source);
 }
 
 static struct uly_tensor slot_of(const struct uly_cp_attention *cp, struct uly_tensor t, int head)
@@ -183,10 +184,10 @@ static enum uly_status attend(const struct pass *p, int item)
     const struct uly_stage *stage = stage_of(cp, item);
     int tile = tile_of(cp, item);
     if (!p->backward)
-        return cp_attend(cp, stage, tile, lane_of(cp, item), p->lse);
+        return uly_cp_attend(cp, stage, tile, lane_of(cp, item), p->lse);
     if (tile == 0)
         ULY_TRY(clear_new_keys(cp, stage));
-    return cp_attend_backward(cp, stage, tile, lane_of(cp, item), p->lse);
+    return uly_cp_attend_backward(cp, stage, tile, lane_of(cp, item), p->lse);
 }
 
 /* Gradients of finished kv heads go home with the last item of the stage, or after it where they go by tiles. */
@@ -197,14 +198,14 @@ static bool with_keys(const struct pass *p, int item)
 
 static enum uly_status send_home(const struct pass *p, int item, const struct cp_lane *into)
 {
-    return cp_send_home(p->cp, stage_of(p->cp, item), tile_of(p->cp, item), lane_of(p->cp, item),
-                        into, p->backward, with_keys(p, item));
+    return uly_cp_send_home(p->cp, stage_of(p->cp, item), tile_of(p->cp, item),
+                            lane_of(p->cp, item), into, p->backward, with_keys(p, item));
 }
 
 static enum uly_status deliver(const struct pass *p, int item, const struct cp_lane *into)
 {
-    return cp_deliver(p->cp, stage_of(p->cp, item), tile_of(p->cp, item), lane_of(p->cp, item),
-                      into, p->backward, with_keys(p, item), p->sink);
+    return uly_cp_deliver(p->cp, stage_of(p->cp, item), tile_of(p->cp, item), lane_of(p->cp, item),
+                          into, p->backward, with_keys(p, item), p->sink);
 }
 
 /* While an item is attended, the one after it is on its way to the heads and the one before it on its way home. The latter
@@ -219,7 +220,7 @@ static enum uly_status run(const struct pass *p)
         bool overlap = overlaps(cp, item);
         if (!is_out)
             ULY_TRY(set_out(p, item));
-        ULY_TRY(cp_exchange_wait(cp->mesh->ulysses, &cp->arrive));
+        ULY_TRY(uly_cp_exchange_wait(cp->mesh->ulysses, &cp->arrive));
         if (before_is_pending)
             ULY_TRY(send_home(p, item - 1, lane));
         if (overlap)
@@ -233,7 +234,7 @@ static enum uly_status run(const struct pass *p)
         ULY_TRY(send_home(p, item, lane));
         ULY_TRY(deliver(p, item, lane));
         if (p->backward && cp->tiled && is_last_tile(cp, item) && stage_of(cp, item)->kv_done.n > 0)
-            ULY_TRY(cp_keys_home(cp, stage_of(cp, item), p->sink));
+            ULY_TRY(uly_cp_keys_home(cp, stage_of(cp, item), p->sink));
     }
     return ULY_OK;
 }

@@ -233,7 +233,7 @@ static enum uly_status make_rooms(struct uly_cp_attention *cp, struct entry_size
     return uly_comm_reserve(cp->mesh->ring, 4 * slots, 2);
 }
 
-void cp_free_rooms(struct uly_cp_attention *cp)
+void uly_cp_free_rooms(struct uly_cp_attention *cp)
 {
     struct cp_exchange *all[] = {&cp->arrive, &cp->leave, &cp->ring.keys, &cp->ring.gradients};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -249,7 +249,7 @@ void cp_free_rooms(struct uly_cp_attention *cp)
     uly_free(cp->kv_of);
 }
 
-enum uly_status cp_make_buffers(struct uly_cp_attention *cp, struct uly_memory *memory)
+enum uly_status uly_cp_make_buffers(struct uly_cp_attention *cp, struct uly_memory *memory)
 {
     struct entry_sizes most = measure_entries(cp);
     cp->n_lanes = ever_overlaps(cp) ? 2 : 1;

@@ -10,7 +10,7 @@
 
 /* ------------------------------------------------------------------ where things lie */
 
-void cp_enter_tile(struct uly_cp_attention *cp, int tile)
+void uly_cp_enter_tile(struct uly_cp_attention *cp, int tile)
 {
     struct cp_slice *s = &cp->slice;
     int64_t first = tile * cp->tile;
@@ -97,9 +97,9 @@ static struct uly_heads tile_view(const struct uly_cp_attention *cp, int view,
     return heads;
 }
 
-struct uly_heads cp_view(const struct uly_cp_attention *cp, int view, struct uly_tensor t,
-                         int first, int n, int modulo, int64_t block_rows, int64_t row,
-                         int64_t rows, int dim)
+struct uly_heads uly_cp_view(const struct uly_cp_attention *cp, int view, struct uly_tensor t,
+                             int first, int n, int modulo, int64_t block_rows, int64_t row,
+                             int64_t rows, int dim)
 {
     int64_t *offset;
     struct uly_heads heads = make_view(cp, view, t, n, rows, dim, &offset);
@@ -112,7 +112,8 @@ struct uly_heads cp_view(const struct uly_cp_attention *cp, int view, struct uly
 
 /* ------------------------------------------------------------------ exchanges */
 
-struct cp_part cp_add_part(struct cp_exchange *x, struct uly_tensor send, struct uly_tensor recv)
+struct cp_part uly_cp_add_part(struct cp_exchange *x, struct uly_tensor send,
+                               struct uly_tensor recv)
 {
     ULY_BUG_ON(x->n_parts >= x->max_parts);
     int64_t *ints = x->ints + (int64_t)x->n_parts * 4 * x->ranks;
@@ -123,14 +124,15 @@ struct cp_part cp_add_part(struct cp_exchange *x, struct uly_tensor send, struct
     return p;
 }
 
-enum uly_status cp_exchange_start(struct uly_comm *comm, struct cp_exchange *x, const char *what)
+enum uly_status uly_cp_exchange_start(struct uly_comm *comm, struct cp_exchange *x,
+                                      const char *what)
 {
     ULY_TRY(uly_exchange_start(comm, what, x->parts, x->n_parts, &x->request));
     x->in_flight = true;
     return ULY_OK;
 }
 
-enum uly_status cp_exchange_wait(struct uly_comm *comm, struct cp_exchange *x)
+enum uly_status uly_cp_exchange_wait(struct uly_comm *comm, struct cp_exchange *x)
 {
     if (!x->in_flight)
         return ULY_OK;
@@ -149,8 +151,8 @@ static void add_parts(struct uly_cp_attention *cp, struct cp_exchange *x, const 
     int Pu = cp->plan.Pu, me = cp->mesh->ulysses_rank, most = uly_entries_most(list, Pu);
     int mine = list->first[me + 1] - list->first[me];
     for (int i = 0; i < most; i++) {
-        struct cp_part p = to_heads ? cp_add_part(x, side->token, side->head)
-                                    : cp_add_part(x, side->head, side->token);
+        struct cp_part p = to_heads ? uly_cp_add_part(x, side->token, side->head)
+                                    : uly_cp_add_part(x, side->head, side->token);
         int64_t *tok_at = to_heads ? p.send_offset : p.recv_offset;
         int64_t *tok_n = to_heads ? p.send_count : p.recv_count;
         int64_t *head_at = to_heads ? p.recv_offset : p.send_offset;
@@ -231,11 +233,12 @@ static enum uly_status run_source(struct uly_cp_attention *cp, const struct uly_
     return ULY_OK;
 }
 
-enum uly_status cp_bring(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                         struct cp_lane *lane, unsigned what, const struct uly_cp_source *source)
+enum uly_status uly_cp_bring(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
+                             struct cp_lane *lane, unsigned what,
+                             const struct uly_cp_source *source)
 {
     struct load load = load_of(cp, stage, lane);
-    cp_enter_tile(cp, tile);
+    uly_cp_enter_tile(cp, tile);
     ULY_TRY(run_source(cp, stage, &load, what, source));
     if (cp->alone)
         return ULY_OK;
@@ -249,10 +252,10 @@ enum uly_status cp_bring(struct uly_cp_attention *cp, const struct uly_stage *st
         add_parts(cp, &cp->arrive, &load.d_o, true);
         add_parts(cp, &cp->arrive, &load.delta, true);
     }
-    return cp_exchange_start(cp->mesh->ulysses, &cp->arrive,
-                             what & CP_OUTPUT_GRADIENT ? "q (k v) dO delta to heads"
-                             : what & CP_QUERIES       ? "q (k v) to heads"
-                                                       : "k v to heads");
+    return uly_cp_exchange_start(cp->mesh->ulysses, &cp->arrive,
+                                 what & CP_OUTPUT_GRADIENT ? "q (k v) dO delta to heads"
+                                 : what & CP_QUERIES       ? "q (k v) to heads"
+                                                           : "k v to heads");
 }
 
 /* ------------------------------------------------------------------ home */
@@ -307,12 +310,12 @@ static void add_key_parts(struct uly_cp_attention *cp, const struct uly_stage *s
     add_parts(cp, &cp->leave, &dv, false);
 }
 
-enum uly_status cp_send_home(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                             const struct cp_lane *lane, const struct cp_lane *into, bool backward,
-                             bool keys)
+enum uly_status uly_cp_send_home(struct uly_cp_attention *cp, const struct uly_stage *stage,
+                                 int tile, const struct cp_lane *lane, const struct cp_lane *into,
+                                 bool backward, bool keys)
 {
     int n = uly_head_plan_q(&cp->plan, stage->index, cp->mesh->ulysses_rank).count;
-    cp_enter_tile(cp, tile);
+    uly_cp_enter_tile(cp, tile);
     int64_t elements = n * cp->slice.lane_rows * cp->options.D;
     if (backward && cp_rounds(cp))
         ULY_TRY(uly_cast(cp->be, uly_tensor_rows(lane->acc, 0, elements),
@@ -325,8 +328,8 @@ enum uly_status cp_send_home(struct uly_cp_attention *cp, const struct uly_stage
     add_parts(cp, &cp->leave, &side, false);
     if (keys)
         add_key_parts(cp, stage);
-    return cp_exchange_start(cp->mesh->ulysses, &cp->leave,
-                             backward ? "dq (dk dv) to tokens" : "o to tokens");
+    return uly_cp_exchange_start(cp->mesh->ulysses, &cp->leave,
+                                 backward ? "dq (dk dv) to tokens" : "o to tokens");
 }
 
 static enum uly_status deliver_keys(struct uly_cp_attention *cp, const struct uly_stage *stage,
@@ -338,13 +341,13 @@ static enum uly_status deliver_keys(struct uly_cp_attention *cp, const struct ul
     return sink->dkv(sink->context, stage, row, n, &dk, &dv);
 }
 
-enum uly_status cp_deliver(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                           const struct cp_lane *lane, const struct cp_lane *into, bool backward,
-                           bool keys, const struct uly_cp_sink *sink)
+enum uly_status uly_cp_deliver(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
+                               const struct cp_lane *lane, const struct cp_lane *into,
+                               bool backward, bool keys, const struct uly_cp_sink *sink)
 {
     struct side side = query_side(cp, stage, into->tok_q, result_of(cp, lane, backward));
-    ULY_TRY(cp_exchange_wait(cp->mesh->ulysses, &cp->leave));
-    cp_enter_tile(cp, tile);
+    ULY_TRY(uly_cp_exchange_wait(cp->mesh->ulysses, &cp->leave));
+    uly_cp_enter_tile(cp, tile);
     for (int64_t row = cp->slice.row, n; row < cp->slice.row + cp->slice.rows; row += n) {
         n = rows_from(cp, row);
         struct uly_heads x = tile_view(cp, 0, &side, row, n);
@@ -356,16 +359,16 @@ enum uly_status cp_deliver(struct uly_cp_attention *cp, const struct uly_stage *
     return ULY_OK;
 }
 
-enum uly_status cp_keys_home(struct uly_cp_attention *cp, const struct uly_stage *stage,
-                             const struct uly_cp_sink *sink)
+enum uly_status uly_cp_keys_home(struct uly_cp_attention *cp, const struct uly_stage *stage,
+                                 const struct uly_cp_sink *sink)
 {
     for (int tile = 0; tile < cp->n_tiles; tile++) {
-        cp_enter_tile(cp, tile);
+        uly_cp_enter_tile(cp, tile);
         ULY_TRY(round_keys(cp, stage));
         if (!cp->alone) {
             add_key_parts(cp, stage);
-            ULY_TRY(cp_exchange_start(cp->mesh->ulysses, &cp->leave, "dk dv to tokens"));
-            ULY_TRY(cp_exchange_wait(cp->mesh->ulysses, &cp->leave));
+            ULY_TRY(uly_cp_exchange_start(cp->mesh->ulysses, &cp->leave, "dk dv to tokens"));
+            ULY_TRY(uly_cp_exchange_wait(cp->mesh->ulysses, &cp->leave));
         }
         for (int64_t row = cp->slice.row, n; row < cp->slice.row + cp->slice.rows; row += n) {
             n = rows_from(cp, row);

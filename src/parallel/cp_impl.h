@@ -101,7 +101,7 @@ struct uly_cp_attention {
         *shard_count; /* [Pu] of each rank, among this ring rank's tokens; one block, owned */
     struct uly_segment *shards; /* [Pu, 2] owned */
     int *n_shards;              /* [Pu] owned */
-    struct cp_slice slice;      /* of the tile that cp_enter_tile named last */
+    struct cp_slice slice;      /* of the tile that uly_cp_enter_tile named last */
     /* room for the arguments of one call, owned */
     int most_entries;
     int64_t *view_ints; /* [CP_VIEWS, 2, most_entries] */
@@ -127,53 +127,56 @@ struct cp_heads {
 /* ------------------------------------------------------------------ cp_exchange.c */
 
 /* Sets cp->slice. */
-void cp_enter_tile(struct uly_cp_attention *cp, int tile);
+void uly_cp_enter_tile(struct uly_cp_attention *cp, int tile);
 
 /* Views of blocks first ... first + n - 1 (modulo, where that is not 0) of block_rows rows each, from `row` on. */
-struct uly_heads cp_view(const struct uly_cp_attention *cp, int view, struct uly_tensor t,
-                         int first, int n, int modulo, int64_t block_rows, int64_t row,
-                         int64_t rows, int dim);
+struct uly_heads uly_cp_view(const struct uly_cp_attention *cp, int view, struct uly_tensor t,
+                             int first, int n, int modulo, int64_t block_rows, int64_t row,
+                             int64_t rows, int dim);
 
 enum cp_load { CP_QUERIES = 1, CP_KEYS = 2, CP_OUTPUT_GRADIENT = 4 };
 
 /* Runs the source over the tile's rows and starts their exchange (cp->arrive). what: bits of enum cp_load. */
-enum uly_status cp_bring(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                         struct cp_lane *lane, unsigned what, const struct uly_cp_source *source);
+enum uly_status uly_cp_bring(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
+                             struct cp_lane *lane, unsigned what,
+                             const struct uly_cp_source *source);
 
 /* Starts the way home of what attention left in `lane` (o, or dq rounded) into `into`'s token side (cp->leave); with
  * keys, of the gradients of finished kv heads too. */
-enum uly_status cp_send_home(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                             const struct cp_lane *lane, const struct cp_lane *into, bool backward,
-                             bool keys);
+enum uly_status uly_cp_send_home(struct uly_cp_attention *cp, const struct uly_stage *stage,
+                                 int tile, const struct cp_lane *lane, const struct cp_lane *into,
+                                 bool backward, bool keys);
 /* Gives it to the sink. */
-enum uly_status cp_deliver(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                           const struct cp_lane *lane, const struct cp_lane *into, bool backward,
-                           bool keys, const struct uly_cp_sink *sink);
+enum uly_status uly_cp_deliver(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
+                               const struct cp_lane *lane, const struct cp_lane *into,
+                               bool backward, bool keys, const struct uly_cp_sink *sink);
 /* Gradients of finished kv heads alone: round, exchange and sink, tile by tile. */
-enum uly_status cp_keys_home(struct uly_cp_attention *cp, const struct uly_stage *stage,
-                             const struct uly_cp_sink *sink);
+enum uly_status uly_cp_keys_home(struct uly_cp_attention *cp, const struct uly_stage *stage,
+                                 const struct uly_cp_sink *sink);
 
-enum uly_status cp_exchange_start(struct uly_comm *comm, struct cp_exchange *x, const char *what);
-enum uly_status cp_exchange_wait(struct uly_comm *comm, struct cp_exchange *x);
+enum uly_status uly_cp_exchange_start(struct uly_comm *comm, struct cp_exchange *x,
+                                      const char *what);
+enum uly_status uly_cp_exchange_wait(struct uly_comm *comm, struct cp_exchange *x);
 /* One more part: its arrays, zero for every rank. */
 struct cp_part {
     int64_t *send_offset, *send_count, *recv_offset, *recv_count; /* [ranks] */
 };
-struct cp_part cp_add_part(struct cp_exchange *x, struct uly_tensor send, struct uly_tensor recv);
+struct cp_part uly_cp_add_part(struct cp_exchange *x, struct uly_tensor send,
+                               struct uly_tensor recv);
 
 /* ------------------------------------------------------------------ cp_ring.c */
 
-void cp_ring_enter(struct uly_cp_attention *cp);
+void uly_cp_ring_enter(struct uly_cp_attention *cp);
 /* Attention of an item over all blocks; the output is in lane->out. lse: the caller's. */
-enum uly_status cp_attend(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                          struct cp_lane *lane, struct uly_tensor lse);
+enum uly_status uly_cp_attend(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
+                              struct cp_lane *lane, struct uly_tensor lse);
 /* dq of an item in lane->acc; dK and dV of the resident heads grow. */
-enum uly_status cp_attend_backward(struct uly_cp_attention *cp, const struct uly_stage *stage,
-                                   int tile, struct cp_lane *lane, struct uly_tensor lse);
+enum uly_status uly_cp_attend_backward(struct uly_cp_attention *cp, const struct uly_stage *stage,
+                                       int tile, struct cp_lane *lane, struct uly_tensor lse);
 
 /* ------------------------------------------------------------------ cp_buffers.c */
 
-enum uly_status cp_make_buffers(struct uly_cp_attention *cp, struct uly_memory *memory);
-void cp_free_rooms(struct uly_cp_attention *cp);
+enum uly_status uly_cp_make_buffers(struct uly_cp_attention *cp, struct uly_memory *memory);
+void uly_cp_free_rooms(struct uly_cp_attention *cp);
 
 #endif

@@ -20,7 +20,7 @@ static int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-void cp_ring_enter(struct uly_cp_attention *cp)
+void uly_cp_ring_enter(struct uly_cp_attention *cp)
 {
     struct uly_segment chunks[2];
     const struct uly_mesh *m = cp->mesh;
@@ -118,7 +118,7 @@ static void add_key_parts(struct uly_cp_attention *cp, const struct cp_heads *h,
     int from_rank = ring_rank(cp, -step), slots = cp->plan.n_slots;
     for (int j = 0; j < h->kv.count; j++)
         for (int r = 0; r < 2; r++) {
-            struct cp_part p = cp_add_part(&cp->ring.keys, from, to);
+            struct cp_part p = uly_cp_add_part(&cp->ring.keys, from, to);
             int64_t slot = (h->kv.first + j) % slots;
             if (r < n) {
                 p.send_offset[to_rank] = (slot * cp->joined + given[r].home_row) * D;
@@ -136,7 +136,7 @@ static enum uly_status start_keys(struct uly_cp_attention *cp, const struct cp_h
     int i = step % 2;
     add_key_parts(cp, h, step, cp->k, cp->ring.k[i]);
     add_key_parts(cp, h, step, cp->v, cp->ring.v[i]);
-    return cp_exchange_start(cp->mesh->ring, &cp->ring.keys, "k v around the ring");
+    return uly_cp_exchange_start(cp->mesh->ring, &cp->ring.keys, "k v around the ring");
 }
 
 /* Contributions to the block of a step go back to its owner, all heads in one message each. */
@@ -149,12 +149,12 @@ static enum uly_status start_gradients(struct uly_cp_attention *cp, const struct
     int64_t rows, width = h->kv.count * cp->options.D;
     (void)given_at(cp, step, given, &rows);
     for (int i = 0; i < 2; i++) {
-        struct cp_part p = i == 0 ? cp_add_part(&ring->gradients, block.dk, ring->dk_came)
-                                  : cp_add_part(&ring->gradients, block.dv, ring->dv_came);
+        struct cp_part p = i == 0 ? uly_cp_add_part(&ring->gradients, block.dk, ring->dk_came)
+                                  : uly_cp_add_part(&ring->gradients, block.dv, ring->dv_came);
         p.send_count[ring_rank(cp, -step)] = block.block_rows * width;
         p.recv_count[ring_rank(cp, step)] = rows * width;
     }
-    return cp_exchange_start(cp->mesh->ring, &ring->gradients, "dk dv around the ring");
+    return uly_cp_exchange_start(cp->mesh->ring, &ring->gradients, "dk dv around the ring");
 }
 
 static enum uly_status add_run(struct uly_cp_attention *cp, struct uly_tensor came,
@@ -173,7 +173,7 @@ static enum uly_status take_gradients(struct uly_cp_attention *cp, const struct 
     struct cp_run given[2];
     int64_t rows;
     int n = given_at(cp, step, given, &rows);
-    ULY_TRY(cp_exchange_wait(cp->mesh->ring, &cp->ring.gradients));
+    ULY_TRY(uly_cp_exchange_wait(cp->mesh->ring, &cp->ring.gradients));
     for (int j = 0; j < h->kv.count; j++)
         for (int r = 0; r < n; r++) {
             int64_t slot = (h->kv.first + j) % cp->plan.n_slots;
@@ -201,8 +201,8 @@ static bool holds(const struct cp_run *k, const struct cp_run *q)
 static struct uly_heads block_view(const struct uly_cp_attention *cp, int view, struct uly_tensor t,
                                    const struct cp_block *b, const struct cp_run *k, int n_kv)
 {
-    return cp_view(cp, view, t, b->first, n_kv, b->modulo, b->block_rows, k->home_row, k->count,
-                   cp->options.D);
+    return uly_cp_view(cp, view, t, b->first, n_kv, b->modulo, b->block_rows, k->home_row, k->count,
+                       cp->options.D);
 }
 
 static enum uly_status pair_forward(struct uly_cp_attention *cp, const struct cp_heads *h,
@@ -213,19 +213,19 @@ static enum uly_status pair_forward(struct uly_cp_attention *cp, const struct cp
     int n = h->q.count, D = cp->options.D;
     int64_t lane_rows = cp->slice.lane_rows;
     return uly_attention_fwd(
-        cp->be,
-        &(struct uly_attention_fwd_args){
-            .q = cp_view(cp, 0, lane->q, 0, n, 0, lane_rows, q->lane_row, q->count, D),
-            .k = block_view(cp, 1, b->k, b, k, h->kv.count),
-            .v = block_view(cp, 2, b->v, b, k, h->kv.count),
-            .o = cp_view(cp, 3, out, 0, n, 0, lane_rows, q->lane_row, q->count, D),
-            .lse = cp_view(cp, 4, lse, h->lse_first, n, 0, cp->joined, q->home_row, q->count, 1),
-            .kv_of = cp->kv_of,
-            .mask = cp->mask,
-            .q_first = q->token,
-            .k_first = k->token,
-            .scale = cp->options.scale,
-            .merge = merge});
+        cp->be, &(struct uly_attention_fwd_args){
+                    .q = uly_cp_view(cp, 0, lane->q, 0, n, 0, lane_rows, q->lane_row, q->count, D),
+                    .k = block_view(cp, 1, b->k, b, k, h->kv.count),
+                    .v = block_view(cp, 2, b->v, b, k, h->kv.count),
+                    .o = uly_cp_view(cp, 3, out, 0, n, 0, lane_rows, q->lane_row, q->count, D),
+                    .lse = uly_cp_view(cp, 4, lse, h->lse_first, n, 0, cp->joined, q->home_row,
+                                       q->count, 1),
+                    .kv_of = cp->kv_of,
+                    .mask = cp->mask,
+                    .q_first = q->token,
+                    .k_first = k->token,
+                    .scale = cp->options.scale,
+                    .merge = merge});
 }
 
 /* A query's own key is in this rank's own block, so the run that holds a run of queries gives all of them a first result,
@@ -256,13 +256,14 @@ static enum uly_status pair_backward(struct uly_cp_attention *cp, const struct c
     return uly_attention_bwd(
         cp->be,
         &(struct uly_attention_bwd_args){
-            .q = cp_view(cp, 0, lane->q, 0, n, 0, lane_rows, q->lane_row, q->count, D),
+            .q = uly_cp_view(cp, 0, lane->q, 0, n, 0, lane_rows, q->lane_row, q->count, D),
             .k = block_view(cp, 1, b->k, b, k, h->kv.count),
             .v = block_view(cp, 2, b->v, b, k, h->kv.count),
-            .d_o = cp_view(cp, 3, lane->d_o, 0, n, 0, lane_rows, q->lane_row, q->count, D),
-            .lse = cp_view(cp, 4, lse, h->lse_first, n, 0, cp->joined, q->home_row, q->count, 1),
-            .delta = cp_view(cp, 5, lane->delta, 0, n, 0, lane_rows, q->lane_row, q->count, 1),
-            .dq = cp_view(cp, 6, lane->acc, 0, n, 0, lane_rows, q->lane_row, q->count, D),
+            .d_o = uly_cp_view(cp, 3, lane->d_o, 0, n, 0, lane_rows, q->lane_row, q->count, D),
+            .lse =
+                uly_cp_view(cp, 4, lse, h->lse_first, n, 0, cp->joined, q->home_row, q->count, 1),
+            .delta = uly_cp_view(cp, 5, lane->delta, 0, n, 0, lane_rows, q->lane_row, q->count, 1),
+            .dq = uly_cp_view(cp, 6, lane->acc, 0, n, 0, lane_rows, q->lane_row, q->count, D),
             .dk = block_view(cp, 7, b->dk, b, k, h->kv.count),
             .dv = block_view(cp, 8, b->dv, b, k, h->kv.count),
             .kv_of = cp->kv_of,
@@ -297,17 +298,17 @@ static enum uly_status turn(struct uly_cp_attention *cp, const struct cp_heads *
     if (step > 0 && cp->options.serial)
         ULY_TRY(start_keys(cp, h, step));
     if (step > 0)
-        ULY_TRY(cp_exchange_wait(cp->mesh->ring, &cp->ring.keys));
+        ULY_TRY(uly_cp_exchange_wait(cp->mesh->ring, &cp->ring.keys));
     return fetches_ahead(cp, step + 1) ? start_keys(cp, h, step + 1) : ULY_OK;
 }
 
-enum uly_status cp_attend(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
-                          struct cp_lane *lane, struct uly_tensor lse)
+enum uly_status uly_cp_attend(struct uly_cp_attention *cp, const struct uly_stage *stage, int tile,
+                              struct cp_lane *lane, struct uly_tensor lse)
 {
     struct cp_heads h = heads_of(cp, stage);
     bool partial = cp->mesh->ring_size > 1 && cp_rounds(cp);
     struct uly_tensor out = partial ? lane->acc : lane->out;
-    cp_enter_tile(cp, tile);
+    uly_cp_enter_tile(cp, tile);
     for (int step = 0; step < cp->mesh->ring_size; step++) {
         ULY_TRY(turn(cp, &h, step));
         struct cp_block block = step == 0 ? own_block(cp, &h) : block_at(cp, step);
@@ -324,13 +325,13 @@ static enum uly_status clear(struct uly_cp_attention *cp, struct uly_tensor t, i
     return uly_fill(cp->be, uly_tensor_rows(t, 0, n), 0);
 }
 
-enum uly_status cp_attend_backward(struct uly_cp_attention *cp, const struct uly_stage *stage,
-                                   int tile, struct cp_lane *lane, struct uly_tensor lse)
+enum uly_status uly_cp_attend_backward(struct uly_cp_attention *cp, const struct uly_stage *stage,
+                                       int tile, struct cp_lane *lane, struct uly_tensor lse)
 {
     struct cp_heads h = heads_of(cp, stage);
     int64_t D = cp->options.D;
     int Pr = cp->mesh->ring_size;
-    cp_enter_tile(cp, tile);
+    uly_cp_enter_tile(cp, tile);
     ULY_TRY(clear(cp, lane->acc, h.q.count * cp->slice.lane_rows * D));
     for (int step = 0; step < Pr; step++) {
         ULY_TRY(turn(cp, &h, step));
