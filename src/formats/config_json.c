@@ -24,8 +24,8 @@ enum window_rule {
     CHOSEN_WINDOWS, /* use_sliding_window, and layer_types or max_window_layers */
 };
 
-/* What a family is, with Transformers' defaults of keys that are absent. A new family is a row here. */
-static const struct family {
+/* What a family is, with Transformers' defaults of keys that are absent. */
+struct family {
     const char *architecture, *model_type;
     enum presence qkv_bias, o_bias, mlp_bias;
     bool qk_norm;
@@ -34,20 +34,35 @@ static const struct family {
     int64_t head_dim;         /* 0: hidden_size / heads */
     bool heads_divide_hidden; /* also where head_dim is given */
     int64_t max_positions, bos, eos;
-} families[] = {
-    {"LlamaForCausalLM", "llama", BY_KEY, BY_KEY, BY_KEY, false, NO_WINDOW, 0, 0, true, 2048, 1, 2},
-    {"MistralForCausalLM", "mistral", NEVER, NEVER, NEVER, false, ONE_WINDOW, 8, 0, false, 131072,
-     1, 2},
-    {"Qwen2ForCausalLM", "qwen2", ALWAYS, NEVER, NEVER, false, CHOSEN_WINDOWS, 32, 0, false, 32768,
-     -1, -1},
-    {"Qwen3ForCausalLM", "qwen3", BY_KEY, BY_KEY, NEVER, true, CHOSEN_WINDOWS, 32, 128, false,
-     32768, -1, -1},
+};
+
+/* clang-format off */
+/* A new family is a row here. */
+#define FAMILY_LIST(X)                                                                             \
+    X(LlamaForCausalLM, "llama", .qkv_bias = BY_KEY, .o_bias = BY_KEY, .mlp_bias = BY_KEY,         \
+      .heads_divide_hidden = true, .max_positions = 2048, .bos = 1, .eos = 2)                      \
+    X(MistralForCausalLM, "mistral", .window = ONE_WINDOW, .kv_heads = 8,                          \
+      .max_positions = 131072, .bos = 1, .eos = 2)                                                 \
+    X(Qwen2ForCausalLM, "qwen2", .qkv_bias = ALWAYS, .window = CHOSEN_WINDOWS, .kv_heads = 32,     \
+      .max_positions = 32768, .bos = -1, .eos = -1)                                                \
+    X(Qwen3ForCausalLM, "qwen3", .qkv_bias = BY_KEY, .o_bias = BY_KEY, .qk_norm = true,            \
+      .window = CHOSEN_WINDOWS, .kv_heads = 32, .head_dim = 128, .max_positions = 32768,           \
+      .bos = -1, .eos = -1)
+/* clang-format on */
+
+static const struct family families[] = {
+#define X(name, type, ...) {.architecture = #name, .model_type = type, __VA_ARGS__},
+    FAMILY_LIST(X)
+#undef X
 };
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
 
 const char *uly_config_supported_architectures(void)
 {
-    return "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
+#define X(name, type, ...) ", " #name
+    static const char text[] = FAMILY_LIST(X);
+#undef X
+    return text + 2; /* past the first comma */
 }
 
 static enum uly_status find_family(const json_t *root, const char *name, const struct family **out)
