@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "base/random.h"
 #include "formats/config_json.h"
 #include "model/rope.h"
 #include "support/folder.h"
@@ -434,6 +435,67 @@ static void test_overrides_refused(void **state)
     }
 }
 
+/* ------------------------------------------------------------------ mutations */
+
+/* What is read must be sound, and what is overridden must count. */
+static void check_sound(const char *text, int64_t bytes, int *n_read, int *n_overridden)
+{
+    struct uly_model_config c, changed;
+    double f[ULY_MAX_HEAD_DIM / 2];
+    if (uly_config_json_parse(text, bytes, "config.json", &c) != ULY_OK)
+        return;
+    ++*n_read;
+    assert_true(c.head_dim > 0 && c.head_dim <= ULY_MAX_HEAD_DIM && c.head_dim % 2 == 0);
+    assert_true(c.num_hidden_layers <= ULY_MAX_LAYERS && c.sliding_window >= 0);
+    assert_true(uly_rope_scale(&c) > 0 && isfinite(uly_rope_scale(&c)));
+    for (int64_t length = 1; length < 1000000; length *= 90) {
+        uly_rope_inv_freq(&c, length, f);
+        for (int i = 0; i < c.head_dim / 2; i++)
+            assert_true(f[i] >= 0 && isfinite(f[i]));
+    }
+    struct uly_config_json kept = {NULL, bytes};
+    OK(ULY_ALLOC(&kept.text, bytes + 1));
+    memcpy(kept.text, text, (size_t)bytes);
+    if (uly_config_json_override(&kept, "{\"rope_theta\": 7, \"max_position_embeddings\": 99}",
+                                 &changed) == ULY_OK) {
+        ++*n_overridden;
+        assert_true(changed.rope.theta == 7 && changed.max_position_embeddings == 99);
+        assert_int_equal(changed.hidden_size, c.hidden_size);
+    }
+    uly_config_json_clear(&kept);
+}
+
+static void test_mutations(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 5, \"max_window_layers\": 2, "
+              "\"head_dim\": 4, \"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, "
+              "1.5], \"long_factor\": [2, 3.5], \"original_max_position_embeddings\": 64}, "
+              "\"rope_theta\": 100.0}",
+        MISTRAL ", \"max_position_embeddings\": 256, \"rope_parameters\": {\"rope_type\": "
+                "\"yarn\", \"factor\": 4.0, \"beta_fast\": 8, \"mscale\": 0.7, \"mscale_all_dim\": "
+                "0.6, \"truncate\": false, \"rope_theta\": 100.0}}",
+        LLAMA ", \"max_position_embeddings\": 256, \"rope_scaling\": {\"rope_type\": "
+              "\"dynamic\", \"factor\": 4.0}, \"rope_theta\": 100.0}"};
+    static const char letters[] = "0123456789,:[]{}\"-.eE \\truefalsn";
+    int n_read = 0, n_overridden = 0;
+    for (uint64_t round = 0; round < 6000; round++) {
+        const char *text = texts[round % 3];
+        int64_t bytes = (int64_t)strlen(text);
+        char *mutated = malloc((size_t)bytes); /* exactly as long as it is, for the sanitizer */
+        memcpy(mutated, text, (size_t)bytes);
+        for (uint64_t c = 0; c < 1 + round % 2; c++) {
+            uint64_t place = uly_random_below(9, round, 2 * c, (uint64_t)bytes);
+            uint64_t letter = uly_random_below(9, round, 2 * c + 1, sizeof letters - 1);
+            mutated[place] = letters[letter];
+        }
+        check_sound(mutated, bytes, &n_read, &n_overridden);
+        free(mutated);
+    }
+    assert_true(n_read > 300 && n_read < 6000 && n_overridden > 200);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -441,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_flops),     cmocka_unit_test(test_rope_types),
         cmocka_unit_test(test_tables),    cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_overrides), cmocka_unit_test(test_overrides_refused),
+        cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
