@@ -28,10 +28,20 @@ expect 0 uly selfcheck --model model --nproc 2 --threads 1
 expect 0 uly selfcheck --model model --nproc 4 --threads 1
 for layout in "ulysses ulysses-size 4, ring-size 1, heads-per-stage 1:" \
     "usp     ulysses-size 2, ring-size 2, heads-per-stage 2:" \
-    "ring    ulysses-size 1, ring-size 4, heads-per-stage 4:" "heads-per-stage 1, query-tile 20:"; do
+    "ring    ulysses-size 1, ring-size 4, heads-per-stage 4:" "heads-per-stage 1, query-tile 14:"; do
     grep -q "^pass  .*$layout" out.txt || fail "no layout '$layout'"
 done
 grep -q "^7 layouts of 4 ranks equal one rank" out.txt || fail "the end is not told"
+
+# a window is cut so that it hides something, and head sizes of their own, norms and biases are checked too
+for family in Mistral Qwen3; do
+    write_config $family.json -e "s/LlamaFor/${family}For/" -e "s/\"llama\"/\"${family,}\"/" \
+        -e 's/"hidden_act"/"head_dim": 24, "sliding_window": 200, "hidden_act"/'
+    expect 0 uly init $family --config $family.json
+    expect 0 uly selfcheck --model $family --nproc 4 --threads 1
+    [ "$(grep -c '^pass' out.txt)" = 7 ] || fail "seven layouts of $family"
+    [ $family = Qwen3 ] || grep -q "sliding windows cut from 200 to 40 tokens" out.txt || fail "the window is not told"
+done
 
 # ---- train: the same losses, gradient norms and evaluation with every method
 common="--model model --data book.txt --max-length 256 --dtype float32 --max-steps 3 --learning-rate 3e-3 --global-batch-size 2
