@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # A thin front of CMake (CMakePresets.json has the builds). make: build/ulysses; make deps: the Debian packages;
-# make test, make demo: all of it first when needed; make asan, tsan, clang: other builds, in build-asan and so on.
+# make test, make demo: all of it first when needed; make parity: every combination of method, ranks, model, documents and
+# dtype, and what it measured into docs/parity.md; make asan, tsan, clang: other builds, in build-asan and so on.
 # CMAKE_FLAGS goes to cmake's configuration, JOBS is the number of compilers and tests at a time.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
@@ -24,6 +25,9 @@ test:
 	@touch build/.configured
 	@cmake --build build -j $(JOBS)
 	@ctest --test-dir build --output-on-failure -j $(JOBS)
+
+parity: all
+	@tools/parity.sh
 
 demo:
 	@tools/deps.sh build demo
@@ -49,4 +53,4 @@ install: all
 clean:
 	@rm -rf build build-asan build-tsan build-clang build-debug
 
-.PHONY: all deps test demo asan tsan clang debug format check install clean
+.PHONY: all deps test parity demo asan tsan clang debug format check install clean

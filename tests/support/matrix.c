@@ -48,7 +48,7 @@ static const struct family families[MATRIX_MODELS] = {
     {"MHA (7,7)", 7, 7, 4, 0, false, false, false},
     {"(28,4)", 28, 4, 4, 0, false, false, false},
     {"MQA (8,1)", 8, 1, 8, 0, false, false, false},
-    {"Qwen2 (14,2)", 14, 2, 4, 0, true, true, false},
+    {"Qwen2 (14,2)", 14, 2, 8, 0, true, true, false},
     {"Qwen3 (8,2)", 8, 2, 10, 0, true, false, true},
     {"Mistral (8,2), window 7", 8, 2, 8, 7, false, false, false},
 };
