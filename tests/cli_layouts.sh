@@ -69,6 +69,23 @@ method ring "method ring, ulysses-size 1, ring-size 4, heads-per-stage 2" --meth
 method ring3 "method ring, ulysses-size 1, ring-size 4, heads-per-stage 3" --method ring --heads-per-stage 3
 method usp "method usp, ulysses-size 2, ring-size 2, heads-per-stage 1" --method usp --ulysses-size 2 --heads-per-stage 1
 
+# ---- bytes of a step, to the byte: one row of 256 tokens, 2 layers, 4 heads of 16 numbers, 2 kv heads, float32, 2 ranks.
+# The gradients' sum moves each of the 127,296 once: 509,184. Ulysses: forward q, o, k, v and backward q, dO, dq, k, v, dk, dv
+# of 128 tokens, of which half go to the other rank, and delta. Ring: the busiest rank sends k, v of its 128 tokens twice
+# and gradients of the other's 64 that it has seen.
+awk 'BEGIN { printf "{\"input_ids\": [5"; for (i = 1; i < 256; i++) printf ", %d", i * i % 300; print "]}" }' >row.jsonl
+bytes() {
+    expect 0 uly train --model model --data row.jsonl --dtype float32 --max-steps 1 --threads 1 --nproc 2 --output-dir bytes \
+        --overwrite-output-dir --gradient-checkpointing none --method "$1"
+    [ "$(values comm_bytes bytes/metrics.jsonl)" = "$2" ] ||
+        fail "$1 sent $(values comm_bytes bytes/metrics.jsonl) bytes, not $2"
+}
+qkv=$((16 * 128 / 2 * 4)) # one head of half the shard
+bytes ulysses $((509184 + 2 * (qkv * (2 * 4 + 2 * 2) + qkv * (3 * 4 + 4 * 2) + 4 * 64 * 4)))
+bytes upipe $((509184 + 2 * (qkv * (2 * 4 + 2 * 2) + qkv * (3 * 4 + 4 * 2) + 4 * 64 * 4)))
+key=$((2 * 2 * 16 * 4)) # k and v of a token
+bytes ring $((509184 + 2 * key * (128 + 128 + 64)))
+
 # options.json of a run gives its layout again, with what auto chose
 expect 0 uly train --config-file auto/options.json --output-dir again --nproc 4
 grep -qF "(method usp, ulysses-size 2, ring-size 2, heads-per-stage 2)" out.txt || fail "options.json lost the layout"
