@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * What a run does with its layout: ranks on several machines (threads that pretend), the warning where a ulysses group
- * spans them, what auto takes as memory shrinks, and the rule that compares gradients.
+ * spans them, what auto takes as memory shrinks, the rule that compares gradients, and a selfcheck that fails.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,8 +17,9 @@
 #include "checkpoint/init_model.h"
 #include "support/folder.h"
 #include "support/model_fixture.h"
-#include "train/parity.h"
+#include "train/parity_rule.h"
 #include "train/run.h"
+#include "train/selfcheck.h"
 
 static char folder[TEST_PATH], told[1 << 14];
 
@@ -48,8 +49,9 @@ static void write_model(void)
                     "\"num_attention_heads\": 16, \"num_key_value_heads\": 4, \"head_dim\": 64, "
                     "\"vocab_size\": 40, \"max_position_embeddings\": 1024, \"hidden_act\": "
                     "\"silu\", \"rms_norm_eps\": 1e-5, \"torch_dtype\": \"float32\"}");
-    if (uly_init_model(test_path(model, folder, "model"), test_path(config, folder, "given.json"),
-                       NULL, 3, &result) != ULY_OK)
+    test_path(config, folder, "given.json");
+    if (uly_init_model(test_path(model, folder, "model"), config, NULL, 3, &result) != ULY_OK ||
+        uly_init_model(test_path(model, folder, "other"), config, NULL, 4, &result) != ULY_OK)
         fail_msg("%s", uly_error_message());
 }
 
@@ -143,12 +145,12 @@ static void stage_told(char *out, size_t bytes)
     snprintf(out, bytes, "%.*s", (int)(end - at), at);
 }
 
-/* The stages that runs take as memory shrinks by a hundredth each, until one is refused. */
+/* The stages that runs take as memory shrinks by a fiftieth each, until one is refused. */
 static void shrink(int ranks, const char *option, const char *const *want)
 {
     char before[64] = "", now[64];
     int i = 0;
-    for (int64_t memory = (int64_t)40 << 20;; memory -= memory / 100) {
+    for (int64_t memory = (int64_t)40 << 20;; memory -= memory / 50) {
         struct run_case c = {.extra = option, .memory = memory};
         assert_true(memory > 1 << 20);
         enum uly_status status = run(ranks, c);
@@ -239,6 +241,53 @@ static void test_rule(void **state)
     uly_backend_destroy(be);
 }
 
+/* ------------------------------------------------------------------ selfcheck */
+
+struct check_case {
+    const char *last; /* the model of the last rank, in the folder */
+    FILE *out;
+};
+
+static enum uly_status check(struct uly_comm *world, void *arg)
+{
+    const struct check_case *c = arg;
+    char model[TEST_PATH];
+    bool is_last = uly_comm_rank(world) == uly_comm_size(world) - 1;
+    test_path(model, folder, is_last ? c->last : "model");
+    struct uly_selfcheck_options options = {.model = model, .layers = 2, .threads = 1};
+    struct uly_run_io io = {.out = c->out};
+    return uly_selfcheck(&options, world, &io);
+}
+
+static int lines_with(const char *begin)
+{
+    int n = 0;
+    for (const char *at = told; at; at = strchr(at, '\n')) {
+        at += *at == '\n';
+        n += strncmp(at, begin, strlen(begin)) == 0;
+    }
+    return n;
+}
+
+/* A rank with other weights is what any fault of a layout looks like: every line fails, and so does the whole. */
+static void test_selfcheck_fails(void **state)
+{
+    static const char *const last[] = {"model", "other"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct check_case c = {last[i], tmpfile()};
+        assert_non_null(c.out);
+        enum uly_status status = uly_comm_run_threads(3, check, &c);
+        rewind(c.out);
+        told[fread(told, 1, sizeof told - 1, c.out)] = 0;
+        fclose(c.out);
+        assert_int_equal(status, i ? ULY_ERR_INVALID : ULY_OK);
+        /* 3 x 1: 1, a kv group of 4, all 6, tiles; 1 x 3: 1, 4, 16 */
+        assert_int_equal(lines_with("pass  "), i ? 0 : 7);
+        assert_int_equal(lines_with("FAIL  "), i ? 7 : 0);
+    }
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -259,6 +308,7 @@ int main(void)
         cmocka_unit_test(test_machines),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_rule),
+        cmocka_unit_test(test_selfcheck_fails),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

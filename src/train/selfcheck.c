@@ -16,7 +16,7 @@
 #include "checkpoint/model_folder.h"
 #include "parallel/layout.h"
 #include "train/machine.h"
-#include "train/parity.h"
+#include "train/parity_rule.h"
 #include "train/progress.h"
 #include "train/text.h"
 #include "train/together.h"

@@ -4,7 +4,7 @@
  * the first rows of its vocabulary are loaded in float32; a short row of random ids, several documents with uneven labels,
  * goes forward and backward on one rank, then over all ranks in every layout: every pair of ulysses and ring sizes, with
  * stages of one head, of a kv group and of all heads, and query tiles. Loss and every gradient tensor are compared by the
- * rule of parity.h.
+ * rule of parity_rule.h.
  */
 #ifndef ULY_TRAIN_SELFCHECK_H
 #define ULY_TRAIN_SELFCHECK_H

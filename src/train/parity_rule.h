@@ -3,8 +3,8 @@
  * The rule by which two layouts are equal (docs/numerics.md), for float32 runs of one model: the loss to 1e-6 of its value,
  * each gradient tensor to 1e-5 of its largest value, or 1e-7 of the largest value of all tensors where that is more.
  */
-#ifndef ULY_TRAIN_PARITY_H
-#define ULY_TRAIN_PARITY_H
+#ifndef ULY_TRAIN_PARITY_RULE_H
+#define ULY_TRAIN_PARITY_RULE_H
 
 #include "backend/backend.h"
 #include "model/params.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "train/parity.h"
+#include "train/parity_rule.h"
 
 #include <math.h>
 
