@@ -8,17 +8,18 @@
  * into whole sequences of the owned heads; attention runs over the whole sequence; a second
  * exchange brings the output home, where a sink takes it tile by tile. The source and sink are the
  * only difference between the fused sublayer of a model and plain q, k, v tensors. Full-width q, k,
- * v never exist. (ring_size is 1 so far: keys and values do not travel.)
+ * v never exist. With a ring the head side holds the ring rank's tokens only, and their keys and
+ * values visit the queries of the others. Query tiles let a slice of every shard at a time have its
+ * queries in flight.
  *
- * What lies where, with s tokens on this rank, S in all, D head size:
+ * What lies where, with s tokens on this rank, W on the ulysses ranks of its ring rank, D head size:
  *   token side  a block per (head, owner): [s, D], in the order of the stage's list: rank 0's heads, rank 1's, ...
- *   head side   a block per own head: [S, D] in sequence order; kv head h lies in slot h % n_slots while it is resident
+ *   head side   a block per own head: [W, D] in sequence order; kv head h lies in slot h % n_slots while it is resident
  * On one ulysses rank both sides are the same memory and nothing is exchanged.
  *
- * Live in a stage: forward q, k, v, o (head side), q, k, v on the token side until sent; the output
- * comes home into the token side of q. Backward also dO, delta, dQ (acc), dK, dV (acc, while
- * resident); dq comes home into the token side of q. LSE [owned heads, S] is the caller's: it
- * passes from a forward to its backward and stays on the head side.
+ * docs/operator.md says what is live when, in what order things happen, and what is sent. LSE
+ * [owned heads, W] is the caller's: it passes from a forward to its backward and stays on the head
+ * side.
  */
 #ifndef ULY_PARALLEL_CP_ATTENTION_H
 #define ULY_PARALLEL_CP_ATTENTION_H
