@@ -298,6 +298,7 @@ static struct model_case model_of(const int *choice)
     c.D = f->D;
     c.F = 36;
     c.V = 40;
+    c.weight_size = 1;
     c.backend = "cpu";
     c.window = f->window;
     c.tied = f->tied;

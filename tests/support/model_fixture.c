@@ -28,6 +28,7 @@ struct model_case model_case_small(int H, int K)
                                .dtype = ULY_DTYPE_F64,
                                .checkpointing = ULY_CHECKPOINT_FULL,
                                .threads = 1,
+                               .weight_size = 1.5,
                                .seed = 11};
 }
 
@@ -131,7 +132,7 @@ void model_fill_weights(const struct model_case *c, struct uly_params *params)
 {
     for (int p = 0; p < params->n; p++) {
         bool norm = params->list[p].role == ULY_PARAM_NORM;
-        double size = norm ? 0.2 : 1.5 / sqrt((double)c->E);
+        double size = norm ? 0.2 : c->weight_size / sqrt((double)c->E);
         for (int64_t i = 0; i < uly_tensor_count(&params->list[p].weight); i++) {
             double x = size * uly_random_normal(c->seed, (uint64_t)p, (uint64_t)i) + (norm ? 1 : 0);
             x = (double)uly_bf16_to_f32(uly_f32_to_bf16((float)x));

@@ -21,6 +21,7 @@ struct model_case {
     enum uly_dtype dtype;
     enum uly_checkpointing checkpointing;
     int heads_per_stage, token_tile, threads;
+    double weight_size; /* of matrices and biases, times 1 / sqrt(E) */
     uint64_t seed;
     /* the micro-batch */
     int64_t S, n_docs;
@@ -67,7 +68,7 @@ void model_fill_weights(const struct model_case *c, struct uly_params *params);
 enum { MODEL_ROPE_ORIGINAL = 16 };
 struct uly_rope_config model_rope_of(enum uly_rope_type type, int D);
 
-/* Defaults of a case: float64 on cpu:ref, full checkpointing, no documents yet. */
+/* Defaults of a case: float64 on cpu:ref, full checkpointing, weights of size 1.5, no documents yet. */
 struct model_case model_case_small(int H, int K);
 
 /* Ids and labels with uneven masks for S tokens and documents; the caller frees both with free(). */
