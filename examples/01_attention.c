@@ -34,7 +34,7 @@ static float *attend(struct ulysses_comm *comm, struct ulysses_shard *shard)
     t.tokens = shard->tokens;
     t.lse_elements = ulysses_attention_lse_elements(attention);
     t.q = make(shard, H, 0.37), t.k = make(shard, K, 0.71), t.v = make(shard, K, 1.13);
-    t.o = make(shard, H, NAN); /* not yet computed */
+    t.o = make(shard, H, (double)NAN); /* not yet computed */
     t.lse = malloc((size_t)t.lse_elements * sizeof *t.lse);
     if (ulysses_attention_forward(attention, &mask, &t) != ULYSSES_OK)
         goto failed;
