@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-enum { DEFAULT_PARTS = 4, DEFAULT_IN_FLIGHT = 2, MAX_PARTS = 1024, MAX_IN_FLIGHT = 1024 };
+enum { DEFAULT_PARTS = 4, DEFAULT_IN_FLIGHT = 2, MAX_PARTS = 1 << 20, MAX_IN_FLIGHT = 1024 };
 
 static const int64_t default_chunk = INT64_C(1) << 30; /* also the largest: below INT_MAX */
 
