@@ -298,6 +298,8 @@ static const struct refused refusals[] = {
     {QWEN2 ", \"attention_dropout\": 0.5}", ULY_ERR_UNSUPPORTED, "attention_dropout|0.5"},
     {"{\"model_type\": \"qwen2\", " SIZES "}", ULY_ERR_INVALID,
      "num_attention_heads 8|num_key_value_heads 32|family's default"},
+    {ROPE("\"factor\": 4"), ULY_ERR_UNSUPPORTED, "default has no factor|4"},
+    {ROPE("\"rope_type\": \"default\", \"factor\": 2.5"), ULY_ERR_UNSUPPORTED, "2.5"},
     {ROPE("\"type\": \"dynamic\""), ULY_ERR_FORMAT, "dynamic needs \"factor\""},
     {ROPE("\"type\": \"yarn\""), ULY_ERR_FORMAT, "yarn needs \"factor\""},
     {ROPE("\"type\": \"linear\", \"factor\": null"), ULY_ERR_FORMAT, "linear needs \"factor\""},
@@ -419,6 +421,10 @@ static void test_overrides_refused(void **state)
         {"rope_theta=3", ULY_ERR_USAGE, "--config-overrides:1"},
         {"{\"rope_theta\": -3}", ULY_ERR_INVALID, "config.json with|rope_theta -3"},
         {"{\"sliding_window\": 64}", ULY_ERR_UNSUPPORTED, "sliding_window|LlamaForCausalLM"},
+        {"{\"rope_scaling\": {\"factor\": 4}}", ULY_ERR_UNSUPPORTED, "default has no factor"},
+        {"{\"original_max_position_embeddings\": 64}", ULY_ERR_USAGE,
+         "no effect on rope type default"},
+        {"{\"use_sliding_window\": true}", ULY_ERR_USAGE, "use_sliding_window|no effect"},
         {"{\"rope_scaling\": {\"type\": \"ntk\"}}", ULY_ERR_UNSUPPORTED, "\"ntk\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -431,6 +437,39 @@ static void test_overrides_refused(void **state)
         test_error_says(cases[i].says);
         assert_int_equal(c.head_dim, 12345);
         assert_memory_equal(kept.text, LLAMA "}", sizeof LLAMA); /* as it was */
+        uly_config_json_clear(&kept);
+    }
+}
+
+/* A key that this folder's other keys leave without effect. */
+static void test_overrides_without_effect(void **state)
+{
+    (void)state;
+#define SWITCHED ", \"use_sliding_window\": true, \"sliding_window\": 8"
+#define LISTED                                                                                     \
+    ", \"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", "             \
+    "\"sliding_attention\"]"
+    static const struct {
+        const char *before, *overrides, *says; /* NULL: taken */
+    } cases[] = {
+        {QWEN2 "}", "{\"sliding_window\": 64}", "sliding_window|no effect|use_sliding_window"},
+        {QWEN2 "}", "{\"sliding_window\": null}", NULL},
+        {QWEN2 SWITCHED "}", "{\"sliding_window\": 64}", "no effect"}, /* from layer 28 on */
+        {QWEN2 SWITCHED "}", "{\"sliding_window\": 64, \"max_window_layers\": 1}", NULL},
+        {QWEN2 SWITCHED LISTED "}", "{\"sliding_window\": 64}", NULL},
+        {QWEN2 SWITCHED LISTED "}", "{\"max_window_layers\": 1}", "max_window_layers|layer_types"},
+        {QWEN2 SWITCHED LISTED "}", "{\"max_window_layers\": 1, \"layer_types\": null}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct uly_config_json kept = keep(cases[i].before);
+        struct uly_model_config c;
+        enum uly_status want = cases[i].says ? ULY_ERR_USAGE : ULY_OK;
+        enum uly_status status = uly_config_json_override(&kept, cases[i].overrides, &c);
+        if (status != want)
+            fail_msg("%s: status %d, message \"%s\"", cases[i].overrides, (int)status,
+                     uly_error_message());
+        if (cases[i].says)
+            test_error_says(cases[i].says);
         uly_config_json_clear(&kept);
     }
 }
@@ -503,7 +542,7 @@ int main(void)
         cmocka_unit_test(test_flops),     cmocka_unit_test(test_rope_types),
         cmocka_unit_test(test_tables),    cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_overrides), cmocka_unit_test(test_overrides_refused),
-        cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_mutations), cmocka_unit_test(test_overrides_without_effect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -282,20 +282,49 @@ static enum uly_status apply(struct uly_config_json *kept, const json_t *config,
     return set_rope(kept, config, overrides);
 }
 
+/* A value that the other keys leave without effect was meant to have one. */
+static enum uly_status check_effect(const json_t *config, const json_t *given,
+                                    const struct uly_model_config *c)
+{
+    static const char original[] = "original_max_position_embeddings";
+    const json_t *types = json_object_get(given, "layer_types");
+    types = types ? types : json_object_get(config, "layer_types");
+    bool window = json_is_integer(json_object_get(given, "sliding_window"));
+    ULY_FAIL_IF(c->sliding_window == 0 &&
+                    (window || json_is_true(json_object_get(given, "use_sliding_window"))),
+                ULY_ERR_USAGE,
+                "%s: \"%s\" has no effect, because no layer has a window: \"use_sliding_window\": "
+                "true switches them on, layer_types or max_window_layers chooses the layers",
+                option, window ? "sliding_window" : "use_sliding_window");
+    ULY_FAIL_IF(uly_json_has(given, "max_window_layers") && json_is_array(types), ULY_ERR_USAGE,
+                "%s: \"max_window_layers\" has no effect beside layer_types, which names the "
+                "layers; give that",
+                option);
+    ULY_FAIL_IF(uly_json_has(given, original) &&
+                    (c->rope.type == ULY_ROPE_DEFAULT || c->rope.type == ULY_ROPE_LINEAR ||
+                     c->rope.type == ULY_ROPE_DYNAMIC),
+                ULY_ERR_USAGE, "%s: \"%s\" has no effect on rope type %s", option, original,
+                uly_rope_type_name(c->rope.type));
+    return ULY_OK;
+}
+
 enum uly_status uly_config_json_override(struct uly_config_json *kept, const char *overrides,
                                          struct uly_model_config *out)
 {
     enum uly_status status = ULY_OK;
     json_t *given = NULL, *config = NULL;
     struct uly_config_json edited = {NULL, kept->bytes};
+    struct uly_model_config c; /* out keeps its values where something is refused */
     ULY_TRY(parse(overrides, &given));
     ULY_TRY_GOTO(uly_json_parse(kept->text, kept->bytes, "config.json", &config), end);
     ULY_TRY_GOTO(ULY_ALLOC(&edited.text, kept->bytes + 1), end);
     memcpy(edited.text, kept->text, (size_t)kept->bytes);
     ULY_TRY_GOTO(apply(&edited, config, given), end);
-    ULY_TRY_GOTO(uly_config_json_parse(edited.text, edited.bytes,
-                                       "config.json with --config-overrides", out),
-                 end);
+    ULY_TRY_GOTO(
+        uly_config_json_parse(edited.text, edited.bytes, "config.json with --config-overrides", &c),
+        end);
+    ULY_TRY_GOTO(check_effect(config, given, &c), end);
+    *out = c;
     uly_config_json_clear(kept);
     *kept = edited;
     edited = (struct uly_config_json){0};

@@ -227,5 +227,15 @@ enum uly_status uly_config_read_rope(const json_t *root, const char *name,
                 "%s: rope type \"%s\" is not supported (default, linear, dynamic, yarn, llama3 and "
                 "longrope are)",
                 name, type);
-    return r->type == ULY_ROPE_DEFAULT ? ULY_OK : read_type(root, rope, name, c);
+    if (r->type != ULY_ROPE_DEFAULT)
+        return read_type(root, rope, name, c);
+    double factor = 1; /* a forgotten type would leave it without effect */
+    if (rope)
+        ULY_TRY(uly_json_get_double(rope, "factor", name, &factor));
+    ULY_FAIL_IF(
+        factor != 1, ULY_ERR_UNSUPPORTED,
+        "%s: rope type default has no factor, but it is %g: name the \"rope_type\" (linear, "
+        "dynamic, yarn, llama3, longrope), or leave factor out",
+        name, factor);
+    return ULY_OK;
 }
