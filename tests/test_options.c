@@ -382,6 +382,8 @@ static void test_bad_config(void **state)
     bad_config("{\"colour\": \"red\"}", "type --color NAME");
     bad_config("{\"config_file\": \"x\"}", "belongs on the command line");
     bad_config("{\"row_count\": 5,\n \"row_count\": 6}", ":2:|duplicate");
+    bad_config("{\"row_count\": 5, \"row-count\": 6}",
+               "row_count and row-count are the same option");
     bad_config("{\"row_count\": 5,}", ":1:");
     bad_config("[1]", "expected an object");
     bad("--config-file /nowhere/at.json", "/nowhere/at.json|No such file");

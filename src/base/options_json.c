@@ -63,6 +63,17 @@ static enum uly_status read_value(struct uly_options *options, const char *path,
     return ULY_OK;
 }
 
+/* An option in two spellings is two values, of which one would be ignored. */
+static enum uly_status check_once(const json_t *object, const char *path, const char *key)
+{
+    const char *other;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, other, value)
+        ULY_FAIL_IF(strcmp(other, key) != 0 && uly_option_same_name(other, key), ULY_ERR_USAGE,
+                    "%s: %s and %s are the same option; give one of the two", path, key, other);
+    return ULY_OK;
+}
+
 enum uly_status uly_options_read_json(struct uly_options *options, const char *path)
 {
     enum uly_status status = ULY_OK;
@@ -79,6 +90,7 @@ enum uly_status uly_options_read_json(struct uly_options *options, const char *p
             "config file %s: expected an object of options, {\"learning_rate\": 1e-5, ...}", path);
     json_object_foreach(object, key, value)
     {
+        ULY_TRY_GOTO(check_once(object, path, key), out);
         ULY_TRY_GOTO(read_value(options, path, key, value), out);
     }
 out:
