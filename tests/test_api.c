@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -404,7 +405,11 @@ static void test_options_refused(void **state)
     REFUSED_OPTION(kv_heads, 3, ULYSSES_ERR_USAGE, "multiple of kv_heads");
     REFUSED_OPTION(head_dim, -1, ULYSSES_ERR_INVALID, "head_dim -1");
     REFUSED_OPTION(max_tokens, 0, ULYSSES_ERR_INVALID, "max_tokens 0");
-    REFUSED_OPTION(max_tokens, INT64_MAX / 16, ULYSSES_ERR_NO_MEMORY, "");
+    REFUSED_OPTION(max_tokens, INT64_C(1) << 50, ULYSSES_ERR_NO_MEMORY, "");
+    REFUSED_OPTION(max_tokens, INT64_MAX, ULYSSES_ERR_INVALID, "max_tokens 9223372036854775807");
+    REFUSED_OPTION(heads, INT_MAX - 1, ULYSSES_ERR_INVALID, "heads 2147483646");
+    REFUSED_OPTION(head_dim, INT_MAX, ULYSSES_ERR_INVALID, "head_dim 2147483647");
+    REFUSED_OPTION(threads, 5000, ULYSSES_ERR_INVALID, "threads 5000");
     REFUSED_OPTION(scale, (double)NAN, ULYSSES_ERR_INVALID, "scale nan");
     REFUSED_OPTION(dtype, (enum ulysses_dtype)7, ULYSSES_ERR_INVALID, "dtype 7");
     REFUSED_OPTION(ulysses_size, 2, ULYSSES_ERR_USAGE, "not the 1 ranks");
@@ -443,6 +448,9 @@ static void test_calls_refused(void **state)
     REFUSED_CALL(m, tokens, 0, "0 tokens");
     REFUSED_CALL(m, tokens, 41, "1 to 40");
     REFUSED_CALL(m, window, -1, "window -1");
+    REFUSED_CALL(m, n_docs, INT64_MAX, "9223372036854775807 documents"); /* before they are read */
+    refused(ulysses_attention_shard(attention, 41, &shard), ULYSSES_ERR_INVALID, "at most 40");
+    refused(ulysses_attention_shard(NULL, 3, &shard), ULYSSES_ERR_INVALID, "NULL");
     REFUSED_CALL(m, n_docs, -1, "n_docs -1");
     REFUSED_CALL(m, doc_starts, NULL, "doc_starts is NULL");
     REFUSED_CALL(m, doc_starts, late, "starts at token 1, not 0");
@@ -607,6 +615,40 @@ static void test_comm(void **state)
 }
 
 /* Every token has one rank, whatever the sizes. */
+/* Many heads are many parts of an exchange, a few for each. */
+static void test_many_heads(void **state)
+{
+    (void)state;
+    struct ulysses_comm *comm;
+    struct ulysses_attention *attention = NULL;
+    struct ulysses_attention_options options = good_options;
+    options.heads = options.kv_heads = 1500;
+    options.head_dim = 2;
+    options.max_tokens = 2;
+    assert_int_equal(ulysses_comm_self(&comm), ULYSSES_OK);
+    if (ulysses_attention_create(comm, &options, &attention) != ULYSSES_OK)
+        fail_msg("%s", ulysses_error_message());
+    ulysses_attention_destroy(attention);
+    ulysses_comm_destroy(comm);
+}
+
+/* What only tells a number has no status: of a handle that could not be made it tells 0. */
+static void test_no_handle(void **state)
+{
+    (void)state;
+    int first = 5, count = 5;
+    ulysses_attention_owned_heads(NULL, &first, &count);
+    assert_int_equal(first, 0);
+    assert_int_equal(count, 0);
+    assert_int_equal(ulysses_attention_bytes(NULL), 0);
+    assert_int_equal(ulysses_attention_lse_elements(NULL), 0);
+    assert_int_equal(ulysses_comm_rank(NULL), 0);
+    assert_int_equal(ulysses_comm_size(NULL), 0);
+    ulysses_comm_set_timeout(NULL, 1);
+    ulysses_attention_destroy(NULL);
+    ulysses_comm_destroy(NULL);
+}
+
 static void test_layout(void **state)
 {
     (void)state;
@@ -650,7 +692,8 @@ int main(void)
         cmocka_unit_test(test_bytes),         cmocka_unit_test(test_options_refused),
         cmocka_unit_test(test_calls_refused), cmocka_unit_test(test_ranks_differ),
         cmocka_unit_test(test_no_memory),     cmocka_unit_test(test_comm),
-        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_layout),        cmocka_unit_test(test_no_handle),
+        cmocka_unit_test(test_many_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,6 +106,7 @@ ULYSSES_API void ulysses_comm_destroy(struct ulysses_comm *comm);
  * aborted and returns, and the waits of all ranks end in ULYSSES_ERR_PEER. Any rank may call it. */
 ULYSSES_API void ulysses_comm_abort(struct ulysses_comm *comm, int exit_status);
 
+/* 0 of NULL, as all that only tells a number of a handle. */
 ULYSSES_API int ulysses_comm_rank(const struct ulysses_comm *comm);
 ULYSSES_API int ulysses_comm_size(const struct ulysses_comm *comm);
 

@@ -27,6 +27,10 @@ static enum uly_status choose_sizes(const struct ulysses_attention_options *o, i
     return ULY_OK;
 }
 
+/* Far above what is used, and low enough for products of two of them to stay exact. */
+enum { MAX_HEADS = 65536, MAX_THREADS = 4096 };
+#define MAX_TOKENS (1LL << 50)
+
 enum uly_status uly_api_check_options(const struct ulysses_attention_options *o, const void *out)
 {
     ULY_FAIL_IF(!o || !out, ULY_ERR_INVALID, "%s is NULL", o ? "out" : "options");
@@ -36,13 +40,18 @@ enum uly_status uly_api_check_options(const struct ulysses_attention_options *o,
     ULY_FAIL_IF(o->heads % o->kv_heads != 0, ULY_ERR_USAGE,
                 "%d query heads cannot share %d kv heads: heads is a multiple of kv_heads",
                 o->heads, o->kv_heads);
-    ULY_FAIL_IF(o->max_tokens < 1, ULY_ERR_INVALID, "max_tokens %lld", (long long)o->max_tokens);
+    ULY_FAIL_IF(o->heads > MAX_HEADS || o->head_dim > MAX_HEADS, ULY_ERR_INVALID,
+                "heads %d, head_dim %d: both are at most %d", o->heads, o->head_dim, MAX_HEADS);
+    ULY_FAIL_IF(o->max_tokens < 1 || o->max_tokens > MAX_TOKENS, ULY_ERR_INVALID,
+                "max_tokens %lld, it is 1 to %lld", (long long)o->max_tokens, MAX_TOKENS);
     ULY_FAIL_IF(!isfinite(o->scale), ULY_ERR_INVALID, "scale %g", o->scale);
     ULY_FAIL_IF(o->dtype != ULYSSES_FLOAT32 && o->dtype != ULYSSES_BFLOAT16, ULY_ERR_INVALID,
                 "dtype %d is neither ULYSSES_FLOAT32 nor ULYSSES_BFLOAT16", (int)o->dtype);
     ULY_FAIL_IF(o->heads_per_stage < 0 || o->query_tile < 0 || o->threads < 0, ULY_ERR_INVALID,
                 "heads_per_stage %d, query_tile %lld, threads %d: none is negative",
                 o->heads_per_stage, (long long)o->query_tile, o->threads);
+    ULY_FAIL_IF(o->threads > MAX_THREADS, ULY_ERR_INVALID, "threads %d, at most %d", o->threads,
+                MAX_THREADS);
     return ULY_OK;
 }
 
@@ -78,6 +87,9 @@ enum uly_status uly_api_check_mask(const struct ulysses_mask *mask, int64_t max_
                 (long long)mask->tokens, (long long)max_tokens);
     ULY_FAIL_IF(mask->n_docs < 0 || mask->window < 0, ULY_ERR_INVALID, "n_docs %lld, window %lld",
                 (long long)mask->n_docs, (long long)mask->window);
+    ULY_FAIL_IF(mask->n_docs > mask->tokens, ULY_ERR_INVALID,
+                "%lld documents in a sequence of %lld tokens", (long long)mask->n_docs,
+                (long long)mask->tokens);
     ULY_FAIL_IF(mask->n_docs > 0 && !mask->doc_starts, ULY_ERR_INVALID,
                 "doc_starts is NULL, n_docs is %lld", (long long)mask->n_docs);
     ULY_FAIL_IF(mask->n_docs > 0 && mask->doc_starts[0] != 0, ULY_ERR_INVALID,
@@ -125,6 +137,7 @@ enum uly_status uly_api_core_open(struct uly_api_core *core, struct uly_comm *co
 {
     int ring, ulysses;
     ULY_TRY(choose_sizes(options, uly_comm_size(comm), &ring, &ulysses));
+    core->max_tokens = options->max_tokens;
     return uly_mesh_init(comm, 1, ring, ulysses, &core->mesh);
 }
 
@@ -148,9 +161,21 @@ void uly_api_core_clear(struct uly_api_core *core)
     uly_mesh_clear(&core->mesh);
 }
 
+static enum uly_status check_shard(const struct uly_api_core *core, int64_t S)
+{
+    ULY_FAIL_IF(!core, ULY_ERR_INVALID, "the handle is NULL");
+    ULY_FAIL_IF(S > core->max_tokens, ULY_ERR_INVALID,
+                "a sequence of %lld tokens, the handle is made for at most %lld", (long long)S,
+                (long long)core->max_tokens);
+    return ULY_OK;
+}
+
 enum ulysses_status uly_api_core_shard(const struct uly_api_core *core, int64_t S,
                                        struct ulysses_shard *out)
 {
+    enum ulysses_status status = uly_api_status(check_shard(core, S));
+    if (status != ULYSSES_OK)
+        return status;
     const struct uly_mesh *mesh = &core->mesh;
     return ulysses_layout(S, mesh->ring_size, mesh->ulysses_size, uly_comm_rank(mesh->sp), out);
 }

@@ -108,26 +108,27 @@ void ulysses_attention_destroy(struct ulysses_attention *attention)
 enum ulysses_status ulysses_attention_shard(const struct ulysses_attention *attention, int64_t S,
                                             struct ulysses_shard *out)
 {
-    return uly_api_core_shard(&attention->core, S, out);
+    return uly_api_core_shard(attention ? &attention->core : NULL, S, out);
 }
 
 int64_t ulysses_attention_bytes(const struct ulysses_attention *attention)
 {
-    return uly_api_core_bytes(&attention->core);
+    return attention ? uly_api_core_bytes(&attention->core) : 0;
 }
 
 void ulysses_attention_owned_heads(const struct ulysses_attention *attention, int *first,
                                    int *count)
 {
-    struct uly_head_range owned =
-        uly_head_plan_owned(uly_cp_plan(attention->cp), attention->core.mesh.ulysses_rank);
+    struct uly_head_range owned = {0};
+    if (attention)
+        owned = uly_head_plan_owned(uly_cp_plan(attention->cp), attention->core.mesh.ulysses_rank);
     *first = owned.first;
     *count = owned.count;
 }
 
 int64_t ulysses_attention_lse_elements(const struct ulysses_attention *attention)
 {
-    return uly_cp_lse_elements(attention->cp);
+    return attention ? uly_cp_lse_elements(attention->cp) : 0;
 }
 
 /* ------------------------------------------------------------------ source and sink */

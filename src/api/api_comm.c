@@ -101,17 +101,18 @@ void ulysses_comm_abort(struct ulysses_comm *comm, int exit_status)
 
 int ulysses_comm_rank(const struct ulysses_comm *comm)
 {
-    return uly_comm_rank(comm->comm);
+    return comm ? uly_comm_rank(comm->comm) : 0;
 }
 
 int ulysses_comm_size(const struct ulysses_comm *comm)
 {
-    return uly_comm_size(comm->comm);
+    return comm ? uly_comm_size(comm->comm) : 0;
 }
 
 void ulysses_comm_set_timeout(struct ulysses_comm *comm, double seconds)
 {
-    uly_comm_set_timeout(comm->comm, seconds);
+    if (comm)
+        uly_comm_set_timeout(comm->comm, seconds);
 }
 
 /* ------------------------------------------------------------------ layout */

@@ -31,6 +31,7 @@ enum uly_status uly_api_same(struct uly_comm *comm, const char *what,
 
 /* What every handle has: zero before it is opened. */
 struct uly_api_core {
+    int64_t max_tokens;
     struct uly_mesh mesh;
     struct uly_backend *be;
     struct uly_memory memory; /* measuring after uly_api_core_backend */

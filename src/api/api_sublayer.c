@@ -152,17 +152,17 @@ void ulysses_sublayer_destroy(struct ulysses_sublayer *sublayer)
 enum ulysses_status ulysses_sublayer_shard(const struct ulysses_sublayer *sublayer, int64_t S,
                                            struct ulysses_shard *out)
 {
-    return uly_api_core_shard(&sublayer->core, S, out);
+    return uly_api_core_shard(sublayer ? &sublayer->core : NULL, S, out);
 }
 
 int64_t ulysses_sublayer_bytes(const struct ulysses_sublayer *sublayer)
 {
-    return uly_api_core_bytes(&sublayer->core);
+    return sublayer ? uly_api_core_bytes(&sublayer->core) : 0;
 }
 
 int64_t ulysses_sublayer_lse_elements(const struct ulysses_sublayer *sublayer)
 {
-    return sublayer->lse_elements;
+    return sublayer ? sublayer->lse_elements : 0;
 }
 
 /* ------------------------------------------------------------------ a call */
