@@ -41,7 +41,8 @@ refuses() {
     local want=$1 text=$2 lines
     shift 2
     expect "$want" "$@"
-    lines=$(grep -c . err.txt)
+    # a line of mpirun's own, now and then, when ranks end at once, is not the program's
+    lines=$(grep -v '^\[warn\] Epoll' err.txt | grep -c .)
     [ "$lines" = 1 ] || fail "$lines lines on standard error, wanted 1: $*"
     grep -q "^ulysses: " err.txt || fail "no 'ulysses: cause': $*"
     grep -qF -- "$text" err.txt || fail "the cause does not say '$text': $*"
