@@ -60,7 +60,7 @@ if has_mpirun; then
     # a cause that only the ranks find out is told once, too
     refuses 1 "empty.jsonl" uly train --output-dir refused --data empty.jsonl --model model --nproc 2 --threads 1
 fi
-OMPI_COMM_WORLD_SIZE=2 refuses 2 "leave --nproc out" train --model model --nproc 2
+OMPI_COMM_WORLD_SIZE=2 refuses 2 "leave --nproc out (--nproc auto where a config file has it)" train --model model --nproc 2
 
 # ---- model folder
 refuses 1 "gone" train --model gone

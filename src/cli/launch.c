@@ -246,7 +246,7 @@ enum uly_status uly_launch_wanted(int64_t n, bool *launch)
         return ULY_OK;
     ULY_FAIL_IF(launcher_size(&name) > 0, ULY_ERR_USAGE,
                 "--nproc starts ranks by itself, but this process was started by mpirun or srun "
-                "already (%s is set); leave --nproc out",
+                "already (%s is set); leave --nproc out (--nproc auto where a config file has it)",
                 name);
     *launch = n > 1;
     return ULY_OK;
