@@ -69,7 +69,8 @@ struct uly_cp_sink {
                           const struct uly_heads *dq);
     /* Backward: ADDS dk, dv of the entries stage->kv_done to what it holds; a head may come once
      * per rank that used it, in this stage or another. acc where heads are shared between ranks
-     * (plan.shared_kv), else model dtype. */
+     * (plan.shared_kv) and on one ulysses rank, where nothing travels, else model dtype; a sink
+     * that keeps uly_cp_dkv_dtype rounds once. */
     enum uly_status (*dkv)(void *context, const struct uly_stage *stage, int64_t row, int64_t count,
                            const struct uly_heads *dk, const struct uly_heads *dv);
 };

@@ -185,7 +185,7 @@ static struct side key_side(const struct uly_cp_attention *cp, const struct uly_
     return (struct side){&stage->kv_new, token, head, cp->options.D, true, true};
 }
 
-/* The sides that a load moves; n of them. */
+/* All sides that may be moved to the heads; enum cp_load says which are. */
 struct load {
     struct side q, k, v, d_o, delta;
 };

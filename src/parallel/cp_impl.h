@@ -118,7 +118,7 @@ static inline bool cp_rounds(const struct uly_cp_attention *cp)
     return cp->options.model != cp_acc(cp);
 }
 
-/* What a query's head is attended with on this rank in a stage. */
+/* The heads of this rank in a stage: query heads, and the kv heads that they read. */
 struct cp_heads {
     struct uly_head_range q, kv;
     int lse_first; /* row of LSE of its first head */

@@ -286,7 +286,7 @@ static enum uly_status block_backward(struct uly_cp_attention *cp, const struct 
 
 /* ------------------------------------------------------------------ around the ring */
 
-/* With room for one block in a ring of more than two, a block is fetched after the one before it was used. */
+/* A serial schedule has room for one block, and fetches it after the one before was used. */
 static bool fetches_ahead(const struct uly_cp_attention *cp, int step)
 {
     return !cp->options.serial && step < cp->mesh->ring_size;
